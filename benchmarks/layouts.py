@@ -3,7 +3,8 @@
     python -m benchmarks layouts  # compiles, runs nothing; minutes
 
 Bytes of the collectives in compiled programs for eight simulated devices, over a device's share of
-the matrices. `tests/distribute/test_layouts.py` has the bounds.
+the matrices. The bound is for shardings and Explicit axes; `tests/distribute/test_layouts.py`
+checks it. An exchange within a loop counts once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import collections
 from typing import Any
 
 from tests.hlo import KINDS as COLLECTIVES
-from tests.shared.layouts import KINDS, LAYOUTS, cost_of
+from tests.shared.layouts import ALONE, KINDS, LAYOUTS, bound_of, cost_of
 
 from . import _record
 
@@ -24,7 +25,8 @@ COLUMNS = {
     "layout": ("layout", ""),
     "mesh": ("mesh", ""),
     "leaf": ("a kernel lies", ""),
-    **{kind: (kind, ".2f") for kind in KINDS},
+    "bound": ("bound", ".2f"),
+    **{kind: (kind, ".2f") for kind in (*KINDS, *ALONE)},
     "collectives": ("collectives, with shardings", ""),
 }
 
@@ -33,13 +35,14 @@ def row_of(name: str) -> dict[str, Any]:
     """A layout's figures."""
     layout = LAYOUTS[name]
     leaf = next(iter(layout.leaves.values()))
-    costs = {kind: cost_of(name, kind) for kind in KINDS}
+    costs = {kind: cost_of(name, kind) for kind in (*KINDS, *ALONE)}
     counts = collections.Counter(x.kind for x in costs[KINDS[1]].collectives)
     spec = ", ".join("·" if not own else "".join(own) for own in leaf.spec) or "whole"
     return {
         "layout": name,
         "mesh": " × ".join(map(str, layout.mesh)),
         "leaf": f"{leaf.shape}: {spec}",
+        "bound": bound_of(name),
         **{kind: cost.received for kind, cost in costs.items()},
         "collectives": ", ".join(f"{counts[kind]} {kind}" for kind in COLLECTIVES if counts[kind]),
     }

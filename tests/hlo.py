@@ -9,6 +9,7 @@ BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(")
+_GROUP = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]+)\}|mesh\[(.*?)\].*? \{(.*?)\})")
 _CALLED = re.compile(r"(\w+)=(?:%([\w.\-]+)|\{(%[^}]*)\})")
 _BRANCHES = {"body", "condition", "branch_computations", "true_computation", "false_computation"}
 _CALLS = {"to_apply", "calls", "called_computations", *_BRANCHES}
@@ -20,16 +21,18 @@ class Collective:
 
     kind: str
     bytes: int  # of the result on one device
+    group: int  # how many devices exchange with each other; 0 for all
     inside: bool  # whether it is in a loop or a branch
 
     def received(self, devices: int) -> float:
         """Bytes that a device gets from the others; its own part of an all-gather it has."""
-        return self.bytes * (devices - 1) / devices if self.kind == "all-gather" else self.bytes
+        group = self.group or devices
+        return self.bytes * (group - 1) / group if self.kind == "all-gather" else self.bytes
 
 
 def collectives(program: str) -> list[Collective]:
     """The exchanges in a compiled program, given as `compiled.as_text()`."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    found: dict[str, list[tuple[str, int, int]]] = {}
     called: dict[str, list[tuple[bool, str]]] = {}
     current = ""
     for line in program.splitlines():
@@ -40,7 +43,7 @@ def collectives(program: str) -> list[Collective]:
             continue
         kind = operation[2].removesuffix("-start")
         if kind in KINDS:
-            found[current].append((kind, _bytes(operation[1])))
+            found[current].append((kind, _bytes(operation[1]), _group(line)))
         for attribute, one, several in _CALLED.findall(line):
             if attribute in _CALLS:
                 names = [one] if one else re.findall(r"%([\w.\-]+)", several)
@@ -53,10 +56,22 @@ def collectives(program: str) -> list[Collective]:
             inside.add(name)
             front += [target for _, target in called[name]]
     return [
-        Collective(kind, size, name in inside)
+        Collective(*operation, name in inside)
         for name, operations in found.items()
-        for kind, size in operations
+        for operation in operations
     ]
+
+
+def _group(operation: str) -> int:
+    """The devices of a group: `replica_groups=[2,4]<=[8]`, `{{0,1}}`, `mesh['x'=2,'y'=4] {'y'}`."""
+    if not (groups := _GROUP.search(operation)):
+        return 0
+    number, first, axes, along = groups.groups()
+    if along is None:
+        return int(number or first.count(",") + 1)
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes))
+    parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", along)  # also a part of an axis, 'y':(1)2
+    return math.prod(int(part or sizes[axis]) for axis, part in parts)
 
 
 def _bytes(shapes: str) -> int:

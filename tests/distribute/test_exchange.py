@@ -185,3 +185,14 @@ def test_the_reader_of_programs_finds_what_is_there() -> None:
     assert found["all-to-all", False] == 1
     sizes = {x.kind: x.received(4) for x in collectives(program)}
     assert sizes == {"all-reduce": 12, "all-gather": 48 * 3 / 4, "all-to-all": 48}
+
+
+def test_the_reader_of_programs_tells_groups_of_devices() -> None:
+    """Devices along one of two axes, near and far ones, gather a fourth and a half of the whole."""
+    mesh = mesh_of("auto", 2, 4)
+    for axis, size in (("x", 2), ("y", 4)):
+        gather = functools.partial(jax.lax.all_gather, axis_name=axis)
+        step = jax.shard_map(gather, mesh=mesh, in_specs=P(axis), out_specs=P(), check_vma=False)
+        program: Any = jax.jit(step).lower(jnp.ones(16)).compile(OPTIMIZED).as_text()
+        (found,) = collectives(program)
+        assert (found.group, found.received(8)) == (size, 64 * (size - 1) / size)

@@ -14,32 +14,26 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.cells import cells
-from tests.shared.layouts import DEVICES, KINDS, LAYOUTS, cost_of, lowered, optimizer_of, share_of
+from tests.shared.layouts import (
+    KINDS,
+    LAYOUTS,
+    bound_of,
+    cost_of,
+    lowered,
+    optimizer_of,
+    share_of,
+)
 from tests.shared.meshes import AXIS_TYPES, ONE_SHAPE, abstract, as_on_one_device, given, mesh_of
 
 CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS if kind != "auto"]
 
 
-def needed(name: str) -> float:
-    """Twice a device's share of the matrices each way, and what it has of updates beyond a share.
-
-    The updates of kernels that are whole along a mesh axis have to come from devices along it.
-    """
-    layout = LAYOUTS[name]
-    mesh = mesh_of("auto", *layout.mesh)
-    whole = sum(math.prod(x.shape) for x in layout.leaves.values())
-    own = sum(
-        math.prod(NamedSharding(mesh, x.spec).shard_shape(x.shape)) for x in layout.leaves.values()
-    )
-    return 4 + (own * DEVICES / whole - 1)
-
-
 @pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=14))
 def test_a_device_receives_twice_its_share_each_way_at_most(name: str, kind: str) -> None:
     cost = cost_of(name, kind)
-    assert 0 < cost.received <= needed(name)
+    assert 0 < cost.received <= bound_of(name)
     assert not any(x.inside for x in cost.collectives)
-    if needed(name) == 4:
+    if bound_of(name) == 4:
         assert cost.gathered == 0
 
 
@@ -48,7 +42,7 @@ ONE_AXIS = [name for name in LAYOUTS if name.endswith("FSDP") or "over all devic
 
 @pytest.mark.parametrize(("name", "kind"), cells(ONE_AXIS, KINDS, of=15))
 def test_what_is_sharded_along_one_axis_needs_no_shardings(name: str, kind: str) -> None:
-    assert cost_of(name, kind).received <= needed(name)
+    assert cost_of(name, kind).received <= bound_of(name)
 
 
 @pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=11))

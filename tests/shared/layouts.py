@@ -15,6 +15,8 @@ from tests.shared.meshes import abstract_state, mesh_of
 DEVICES = 8
 KINDS = ("auto", "auto, shardings", "explicit")
 """Axes, and whether `mesh=` is a mesh or the shardings of the parameters."""
+ALONE = ("auto, no mesh", "explicit, no mesh")
+"""The same axes without `mesh=`."""
 
 
 class Leaf(NamedTuple):
@@ -99,6 +101,9 @@ LAYOUTS = {
     "experts over a part, FSDP along columns": Layout(
         (2, 4), several(2, (8, 32, 64), P("x", None, "y"), BATCH)
     ),
+    "experts over a part, whole along the other": Layout(
+        (2, 4), several(2, (8, 32, 64), P("y"), BATCH)
+    ),
     "experts over all devices": Layout((2, 4), several(2, (8, 32, 64), P(("x", "y")), BATCH)),
     "experts over three axes": Layout((2, 2, 2), several(2, (8, 32, 64), P("x", "y", "z"), BATCH)),
     "layers and experts": Layout((2, 4), several(2, (4, 8, 32, 64), P(None, "x", None, "y"), TWO)),
@@ -142,14 +147,16 @@ def optimizer_of(layout: Layout, **settings: Any) -> Any:
 
 def lowered(name: str, kind: str, dtype: str = "float32", **settings: Any) -> tuple[Any, Any]:
     """A step in a layout before it is compiled, and the parameters, all of this dtype."""
-    layout = LAYOUTS[name]
-    mesh = mesh_of(kind.removesuffix(", shardings"), *layout.mesh)
+    layout, (axes, *given) = LAYOUTS[name], kind.split(", ")
+    mesh = mesh_of(axes, *layout.mesh)
     params = {
         key: jax.ShapeDtypeStruct(x.shape, dtype, sharding=NamedSharding(mesh, x.spec))
         for key, x in layout.leaves.items()
     }
-    known = jax.tree.map(lambda x: x.sharding, params)
-    optimizer = optimizer_of(layout, mesh=known if "shardings" in kind else mesh, **settings)
+    if "no mesh" not in given:
+        known = jax.tree.map(lambda x: x.sharding, params)
+        settings["mesh"] = known if "shardings" in given else mesh
+    optimizer = optimizer_of(layout, **settings)
     state = abstract_state(optimizer, params, mesh)
     outputs = jax.tree.map(lambda x: x.sharding, (params, state))
     step = jax.jit(optimizer.update, out_shardings=outputs)
@@ -159,6 +166,21 @@ def lowered(name: str, kind: str, dtype: str = "float32", **settings: Any) -> tu
 def share_of(params: Any) -> float:
     """A device's share of the bytes of all matrices."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values()) / DEVICES
+
+
+def bound_of(name: str) -> float:
+    """What a device may receive in a step, over its share of the matrices, both ways.
+
+    Twice its share each way, and what it has of updates beyond a share: the updates of kernels that
+    are whole along a mesh axis have to come from devices along it.
+    """
+    layout = LAYOUTS[name]
+    mesh = mesh_of("auto", *layout.mesh)
+    whole = sum(math.prod(x.shape) for x in layout.leaves.values())
+    own = sum(
+        math.prod(NamedSharding(mesh, x.spec).shard_shape(x.shape)) for x in layout.leaves.values()
+    )
+    return 4 + (own * DEVICES / whole - 1)
 
 
 def cost_of(name: str, kind: str) -> Cost:

@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from ._layout import StateLayout
-from ._meshes import as_axes
 from ._routes import Axes, Form, Route, device_entry, device_index, number, padded, regrouped
 from ._shares import Round
 
@@ -44,18 +43,26 @@ class Exchange:
         specs: Mapping[str, P],
         axes: Axes,
     ):
-        along = {a for spec in specs.values() for entry in spec for a in as_axes(entry)}
+        routes = {
+            key: [Route.of(form, specs[form.parameter]) for form in of_stack]
+            for key, of_stack in forms.items()
+        }
+        every = [route for of_stack in routes.values() for route in of_stack]
+        along = {a for route in every for a in route.inner}
+        if any(route.outer for route in every):
+            # Else devices with the same tiles would exchange the same parts along batches.
+            along = {*axes}
         self.layout, self.shares = layout, layout.shares
         self.axes = tuple(a for a in axes if number([a]) > 1)
         self.used = tuple(a for a in self.axes if a in along)
         self.rest = tuple(a for a in self.axes if a not in along)
-        self.routes, self.lengths, self.first = {}, {}, {}
-        for key, of_stack in forms.items():
-            routes = [Route.of(form, specs[form.parameter], self.used) for form in of_stack]
-            alike = [route.assembly for route in routes]
-            self.routes[key], self.lengths[key] = routes, max(r.row_length for r in routes)
-            # The first of the routes that make matrices in the same way, for each matrix.
-            self.first[key] = np.repeat([*map(alike.index, alike)], [f.count for f in of_stack])
+        self.routes = {k: [r._replace(used=self.used) for r in rs] for k, rs in routes.items()}
+        self.lengths = {key: max(r.row_length for r in rs) for key, rs in self.routes.items()}
+        self.first = {}  # for each matrix, the first of the routes that assemble alike
+        for key, of_stack in self.routes.items():
+            alike = [r.assembly for r in of_stack]
+            firsts, counts = [*map(alike.index, alike)], [r.form.count for r in of_stack]
+            self.first[key] = np.repeat(firsts, counts)
 
     def sent(self, arrays: Mapping[str, jax.Array]) -> ByOwner:
         """The device's matrices, from its tiles of arrays."""

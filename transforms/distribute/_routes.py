@@ -94,13 +94,13 @@ class Route(NamedTuple):
     order: tuple[int, ...]  # of the axes of a matrix in a row
     sides: tuple[Axes, ...]  # in this order, the mesh axes along each
     local: tuple[int, ...]  # and its length on one device
-    used: Axes  # the mesh axes along which it or an array that travels with it is divided
+    used: Axes = ()  # the mesh axes that divide it or an array that travels with it
 
     @classmethod
-    def of(cls, form: Form, spec: P, used: Axes) -> Route:
+    def of(cls, form: Form, spec: P) -> Route:
         """The route of an array that lies like this."""
         entries = (*spec, *[None] * (len(form.shape) - len(spec)))
-        placed = [tuple(a for a in as_axes(entry) if a in used) for entry in entries]
+        placed = [tuple(a for a in as_axes(entry) if number([a]) > 1) for entry in entries]
         shape = [n // number(axes) for n, axes in zip(form.shape, placed, strict=True)]
         batch, *sides = form.axes
         cut = [
@@ -127,7 +127,7 @@ class Route(NamedTuple):
         order = sorted(range(len(along)), key=lambda i: not along[i])
         along, local = (tuple(x[i] for i in order) for x in (along, local))
         along_batch = (*(placed[axis] for axis in batch), ())
-        return cls(form, tile, (*moves,), along_batch, (*order,), along, local, used)
+        return cls(form, tile, (*moves,), along_batch, (*order,), along, local)
 
     @property
     def inner(self) -> Axes:
