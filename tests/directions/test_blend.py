@@ -152,17 +152,7 @@ def test_zeros_stay_zero_and_what_is_not_finite_shows() -> None:
     assert not np.asarray(opposed.update(x, opposed.init(x))[0][1]).any()
 
 
-def test_bad_arguments_are_named() -> None:
-    both = functools.partial(curvax.blend, optax.identity(), MUON)
-    assert_names(rejection(lambda: both(0.5)), "weights must be two numbers | 0.5")
-    named = "weights | the function trust_gate; call it: curvax.trust_gate()"
-    assert_names(rejection(lambda: both(curvax.trust_gate)), named)
-    assert_names(rejection(lambda: curvax.trust_gate(1.0)), "min_agree | 1.0")
-    assert_names(rejection(lambda: curvax.trust_gate(lowest=-0.1)), "lowest | -0.1")
-    assert_names(rejection(lambda: curvax.trust_gate(highest=1.1)), "highest | 1.1")
-    assert_names(rejection(lambda: both((0.5, np.inf))), "weights[1] | inf")
-    assert_names(rejection(lambda: both((1, 1), length="second")), "length | 'first' | 'second'")
-    assert_names(rejection(lambda: curvax.blend("muon", MUON, (1, 1))), "first | 'muon'")
+def test_a_direction_of_another_shape_is_named() -> None:
     reshaped = optax.stateless(lambda x, p: jax.tree.map(lambda y: y[:1], x))
     part = curvax.blend(reshaped, MUON, (1, 1))
     assert_names(rejection(lambda: part.init(jnp.ones((2, 3)))), "blend | (2, 3) | (1, 3)")

@@ -54,11 +54,12 @@ def test_momentum_is_its_formula(b1, nesterov, accumulate, bias_correction):
 def test_the_dtype_of_the_momentum_is_that_asked_for_at_every_step(dtype, parameters, given):
     params = np.zeros((2, 3), parameters)
     transformation = curvax.momentum(0.9, nesterov=True, bias_correction=True, dtype=dtype)
-    updates, states = run_scanned(transformation, gradients_like(params, 3, dtype=given), params)
-    assert all(update.dtype == given for update in updates)
-    for state in (jax.eval_shape(transformation.init, params), *states):
-        assert state.mu.dtype == (parameters if dtype is None else dtype)
-        assert state.count.dtype == jnp.int32
+    state = jax.eval_shape(transformation.init, params)
+    update, after = jax.eval_shape(transformation.update, params.astype(given), state, params)
+    assert update.dtype == given
+    for own in (state, after):
+        assert own.mu.dtype == (parameters if dtype is None else dtype)
+        assert own.count.dtype == jnp.int32
 
 
 def test_decay_of_descent_shrinks_weights_and_does_not_enter_the_momentum() -> None:

@@ -23,14 +23,6 @@ def test_neurons_get_the_same_length_and_matrices_keep_their_norm():
         assert_close(lengths[:, :3], np.repeat(norm[:, None] / 3**0.5, 3, axis=1), 16)
 
 
-def test_second_moments_are_averages_over_the_rows():
-    _, states = run_scanned(curvax.normalize_neurons(b2=0.9), GRADIENTS)
-    expected = np.zeros((2, 4))
-    for t, g in enumerate(GRADIENTS):
-        expected = 0.9 * expected + 0.1 * np.mean(np.float64(g) ** 2, axis=-2)
-        assert_close(states[t].neurons, expected, 8)
-
-
 @pytest.mark.parametrize(("side", "order"), [("left", 6), ("right", 4), ("smaller", 4)])
 def test_sides_are_transposes(side, order):
     transform = curvax.normalize_neurons(side=side)

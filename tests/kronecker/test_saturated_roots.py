@@ -10,7 +10,6 @@ import pytest
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_names, rejection
 from tests.reference.saturated_muon import QUINTIC, saturated_muon
 from tests.shared.transcriptions import HARD, Case, assert_follows
 
@@ -55,20 +54,3 @@ def test_many_classical_steps_are_the_root() -> None:
         part = curvax.precondition(refresh=curvax.every(1), method=method, **settings)
         found.append(np.asarray(jax.jit(lambda g, p=part: p.update(g, p.init(g))[0])(g)))
     assert np.abs(found[0] - found[1]).max() < 1e-4 * np.abs(found[1]).max()
-
-
-@pytest.mark.parametrize(
-    ("call", "fragments"),
-    [
-        (lambda: curvax.eigenbases.saturated_roots(0), "steps | 0"),
-        (lambda: curvax.eigenbases.saturated_roots(coefficients="septic"), "coefficients | septic"),
-        (
-            lambda: curvax.precondition(
-                refresh=curvax.every(1), root=4, method=curvax.eigenbases.saturated_roots()
-            ),
-            "root must be 2 | method | 4",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(call: Any, fragments: str) -> None:
-    assert_names(rejection(call), fragments)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, assert_names, rejection
+from tests.helpers import assert_close
 from tests.reference.muon import newton_schulz
 from tests.reference.polar_express import composition, deepseek_v4, polar_express_for
 
@@ -55,16 +55,3 @@ def test_deepseek_v4_takes_eight_steps_and_two(steps: int) -> None:
             x = np.random.default_rng(0).standard_normal(shape)
             expected = newton_schulz(x, deepseek_v4(steps), eps=0.0)
             assert_close(method.factor(x), expected, condition=3.4445**8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fragments"),
-    [
-        ({"steps": 0}, "steps | 0"),
-        ({"steps": 5, "lower": 0.0}, "lower | 0.0"),
-        ({"steps": 5, "cushion": 1.0}, "cushion | 1.0"),
-        ({"steps": 5, "safety": 0.99}, "safety | 0.99"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: dict, fragments: str) -> None:
-    assert_names(rejection(lambda: curvax.polar_express(**arguments)), fragments)

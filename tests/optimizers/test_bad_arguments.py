@@ -280,18 +280,43 @@ shampoo(0.1, method='newton_schulz', damping_mode='floor', root=2) ->
     damping_mode | floor | method='eigh', got 'newton_schulz'
 shampoo(0.1, method='newton_schulz', damping_mode='outside', root=2) ->
     damping_mode | outside | method='eigh', got 'newton_schulz'
+precondition(refresh=every(1), method=eigenbases.saturated_roots(), root=4) ->
+    root must be 2 | method | 4
 precondition(refresh=every(1), statistics='kl', root=4) -> root | kl | one of 2
 precondition(refresh=every(1), statistics='kl', root=2, b2=None) ->
     b2 must be a decay rate with statistics='kl', got None
 in_eigenbasis(momentum(), refresh=every(1), divide=True) -> statistics must be 'kl' with divide=True
 scale_by_shampoo(root=2, graft='limit') -> root must be 4 for side='both' with limit, got 2
 subspaces.complement(2, subspaces.gaussian()) -> finder must give an orthonormal
+muon(0.1, weights='brake', weight_decay=0.5) ->
+    weight_decay must be 0 with weights | weight_decay=0.5 | 'brake'
+osgdm(0.1, weights='brake', weight_decay=0.5) ->
+    weight_decay must be 0 with weights | weight_decay=0.5 | 'brake'
+weights.chain() -> parts | curvax.weights.hyperball() | ()
+weights.chain(weights.decay) -> parts[0] | call it: curvax.weights.decay(
+weights.chain(weights.hyperball(), weights.brake()) ->
+    parts: Brake(outward=0.5 | Hyperball(rms=None)
+weights.chain(weights.floor(0.5), weights.hyperball()) ->
+    parts: Floor(share=0.5 | Hyperball(rms=None)
+weights.chain(weights.hyperball(), weights.hyperball(0.5)) ->
+    parts: Hyperball(rms=0.5) | Hyperball(rms=None)
+tail_average(optax.sgd(0.1), 5, end=5) -> end | start=5
 scale_by_sumo(dtype='float16') -> dtype must be 'bfloat16', 'float32' or None, got 'float16'
 inverse_root(jnp.zeros((3,))) -> a must be square | (3,)
 inverse_root(jnp.zeros((2, 3))) -> a must be square | (2, 3)
 inverse_root(jnp.zeros((2, 3, 2))) -> a must be square | (2, 3, 2)
 newton_schulz(EYE, coefficients='none') -> coefficients | 'none' | 'quintic'
 newton_schulz(EYE, steps=2**40) -> steps | 1000
+quantized(block=63) -> block | 63 | even
+cholesky(block=63) -> block | 63 | even
+packed(block=63) -> block | 63 | even
+quantize_state(optax.adam(0.1), block=5) -> block | 5 | even
+packed(bases='bfloat16') -> bases | 'bfloat16' | curvax.dense()
+cautious_updates('muon') -> direction | 'muon'
+blend('muon', momentum(), (1, 1)) -> first | 'muon'
+blend(momentum(), momentum(), (0.5, jnp.inf)) -> weights[1] | inf
+blend(momentum(), momentum(), trust_gate) ->
+    weights | the function trust_gate; call it: curvax.trust_gate()
 # Which matrices, and which of them decay.
 MatrixAxes(0, 1, column_heads=2, column_parts=(4, 4)) -> column_heads=2 | (4, 4) | must be 1
 MatrixRule(MatrixRule()) -> matrices | a rule | matrices=curvax.rules.linen

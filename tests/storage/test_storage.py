@@ -1,7 +1,6 @@
 """Storages in few bits: forms, bytes, what stays dense, programs, every method, memory."""
 
 import itertools
-import re
 from typing import Any
 
 import jax
@@ -161,28 +160,6 @@ def test_stacks_are_their_matrices_under_vmap(mode):
         for x, y in zip(*map(jax.tree.leaves, ((direction, factor), desired)), strict=True):
             assert x.dtype == y.dtype
             assert_close(x, y, condition=1e3)  # integers have to be equal
-
-
-# Bad arguments
-
-
-@pytest.mark.parametrize(
-    ("storages", "name", "value", "allowed"),
-    [
-        ("quantized cholesky packed", "bits", 5, "4, 6 or 8"),
-        ("quantized cholesky packed", "block", 63, "even"),
-        ("quantized cholesky packed", "map", "unsigned", "'linear2'"),
-        ("cholesky packed", "eps", 0.0, "(0, inf)"),
-        ("cholesky", "error_feedback", 1.0, "[0, 1)"),
-        ("packed", "bases", "bfloat16", "curvax.dense()"),
-    ],
-)
-def test_bad_arguments(storages, name, value, allowed):
-    """Beside those that any function refuses for an argument of that name."""
-    for storage in storages.split():
-        with pytest.raises(ValueError, match=rf"^{name}\b.*{re.escape(repr(value))}") as error:
-            getattr(curvax, storage)(**{name: value})
-        assert allowed in str(error.value)
 
 
 # Memory

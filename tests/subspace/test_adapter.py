@@ -68,10 +68,6 @@ def test_bad_arguments_are_named():
     for options in ({}, {"rank": 2, "tolerance": 0.1}):
         with pytest.raises(ValueError, match="give rank or tolerance"):
             curvax.extract_adapter(before, after, **options)
-    with pytest.raises(ValueError, match="rank must be an integer of at least 1 or None, got 0"):
-        curvax.extract_adapter(before, after, rank=0)
-    with pytest.raises(ValueError, match="tolerance must be a number in"):
-        curvax.extract_adapter(before, after, tolerance=1.5)
     with pytest.raises(ValueError, match="after must be a tree like before"):
         curvax.extract_adapter(before, {"up": after["up"]}, rank=1)
     after["up"]["kernel"][0, 0] = np.inf
