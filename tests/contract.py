@@ -8,8 +8,12 @@ import jax
 import optax
 from flax import nnx
 
+from tests.cells import cells
 from tests.helpers import gradients_like, normal, program, run
-from tests.registry import Row
+from tests.registry import REGISTRY, Row
+
+PLAIN = cells(REGISTRY, of=4)
+"""Methods for tests that compare something with plain steps, which are compiled for these alone."""
 
 
 def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:

@@ -139,6 +139,11 @@ def normal(key: jax.Array, shapes: Any, dtype: jax.typing.DTypeLike = "float32")
     return normal_like(key, zeros)
 
 
+def zeros_like(shapes: Any) -> Any:
+    """NumPy's zeros for the leaves of a tree of arrays or of their shapes: nothing is compiled."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+
 def gradients_like(
     tree: Any, steps: int, seed: int = 0, dtype: jax.typing.DTypeLike | None = None
 ) -> list[Any]:

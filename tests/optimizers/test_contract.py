@@ -26,7 +26,14 @@ import curvax
 from curvax.transforms.matrices._view import MatrixViewState
 from tests.cases import every_optimizer
 from tests.cells import cells
-from tests.contract import compiled, plain_program, shapes_and_dtypes, small_run, small_tree
+from tests.contract import (
+    PLAIN,
+    compiled,
+    plain_program,
+    shapes_and_dtypes,
+    small_run,
+    small_tree,
+)
 from tests.helpers import (
     assert_close,
     gradients_like,
@@ -36,8 +43,9 @@ from tests.helpers import (
     run,
     states_by_parameter,
     tolerance,
+    zeros_like,
 )
-from tests.registry import NAMED, REGISTRY, Row
+from tests.registry import REGISTRY, Row
 
 
 class Leaf(NamedTuple):
@@ -131,7 +139,7 @@ def test_every_kind_of_leaf(row: Row) -> None:
             assert update.shape == LEAVES[name].shape
             assert update.dtype == params[name].dtype
             assert update.sharding == jax.typeof(params[name]).sharding, name
-    assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
+    assert_matrix_branch(row, params, zeros_like(state))
 
 
 @pytest.mark.parametrize("row", cells(REGISTRY, of=6))
@@ -151,19 +159,6 @@ def test_no_batch_is_decomposed(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", cells(REGISTRY, of=17))
-def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> None:
-    narrow = contract_tree("bfloat16")
-    gradients = gradients_like(narrow, 1)
-    optimizer = make(row, narrow)
-    (updates,), states = run(optimizer, gradients, narrow)
-    assert_updated(updates, narrow)
-    assert_matrix_branch(row, narrow, states[-1])
-    wide, *wide_gradients = jax.tree.map(lambda x: np.asarray(x, np.float32), [narrow, *gradients])
-    (expected,), _ = run(optimizer, wide_gradients, wide)
-    assert_close(updates, expected, row.growth)
-
-
-@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     """The kinds of axes in turns; with all work divided, see `test_distribute.py`."""
     mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
@@ -174,6 +169,7 @@ def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     shardings = shardings_for(mesh)
     whole = contract_tree("float32")
     expected, _ = run(make(row), gradients_like(whole, 2), whole)
+    assert_updated(expected[-1], whole)
     gradients = [on_mesh(g) for g in gradients_like(whole, 2)]
     params = on_mesh(whole)
     optimizer = make(row)
@@ -204,7 +200,8 @@ def shardings_for(kind: str, first_by: str = "column") -> dict[str, NamedShardin
 
 
 @pytest.mark.parametrize("row", cells(REGISTRY, of=3))
-def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(row: Row) -> None:
+def test_what_changes_nothing_of_a_step(row: Row) -> None:
+    """Extra arguments, no params without weight decay, and leaves that are absent."""
     params = small_tree()
     optimizer = row.make()
     state = jax.eval_shape(optimizer.init, params)
@@ -213,15 +210,11 @@ def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(
         return optimizer.update(gradient, state, row.needed(params), value=1.0, other="x")
 
     assert program(otherwise, params, state, params) == plain_program(row)
-
-
-@pytest.mark.parametrize("name", cells(["racs", "shampoo", "alice"], of=3))
-def test_nothing_needs_jit(name: str) -> None:
-    row = NAMED[name]
-    kernel = lambda tree: {"dense": {"kernel": tree["dense"]["kernel"]}}  # noqa: E731
-    params, gradient = map(kernel, (small_tree(), gradients_like(small_tree(), 1)[0]))
-    (updates,), _ = run(row.make(), [gradient], params, jit=False)
-    assert_close(updates, kernel(small_run(row)[0][0]), row.growth)
+    holes = params | {"frozen": {"kernel": None}}
+    state = jax.eval_shape(optimizer.init, holes)
+    updates, _ = jax.eval_shape(optimizer.update, holes, state, holes)
+    assert updates["frozen"] == {"kernel": None}
+    assert program(optimizer.update, holes, state, holes) == plain_program(row)
 
 
 @every_optimizer
@@ -239,21 +232,7 @@ def test_second_call_compiles_nothing(row: Row) -> None:
         assert optimizer.update._cache_size() == 1  # pyright: ignore
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
-def test_donated_state_gives_the_same_updates(row: Row) -> None:
-    # A state whose dtypes or shapes change cannot be donated, which is a warning and so an error;
-    # nor can one that holds the same array twice.
-    params = small_tree()
-    optimizer = row.make()
-    step = jax.jit(optimizer.update, donate_argnums=(0, 1))
-    first = state = optimizer.init(params)
-    for gradient, expected in zip(gradients_like(params, 3), small_run(row)[0], strict=True):
-        updates, state = step(gradient, state, params)
-        assert_close(updates, expected, row.growth)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
-
-
-@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
+@pytest.mark.parametrize("row", cells(PLAIN, of=5))
 def test_replicas_can_be_mapped(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -268,7 +247,7 @@ def test_replicas_can_be_mapped(row: Row) -> None:
         assert_close(own, alone, row.growth)
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
 def test_init_can_be_evaluated_abstractly(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -302,7 +281,7 @@ def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) ->
     params = small_tree(params_dtype)
     optimizer = row.make()
     state = jax.eval_shape(optimizer.init, params)
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+    zeros = zeros_like(state)
     entries = curvax.state_of(optimizer, params, zeros, "dense/kernel")
     momenta = {"mu", "trace"}
     statistics = [x.dtype for place, x in entries.items() if momenta.isdisjoint(place.split("/"))]
@@ -338,7 +317,7 @@ def test_directions_have_the_dtype_of_their_gradients(
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
+@pytest.mark.parametrize("row", cells(PLAIN, of=2))
 def test_map_params_maps_the_matrices_entries_and_leaves_other_counters(row: Row) -> None:
     """The arrays of all stacks, with their step counts; those of other steps stay."""
     params = small_tree()
@@ -364,26 +343,7 @@ def test_map_params_maps_the_matrices_entries_and_leaves_other_counters(row: Row
     assert steps[0] <= {4} and steps[1] == {3}
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
-def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
-    params = small_tree("bfloat16")
-    inject = optax.inject_hyperparams(
-        row.optimizer, static_args=row.static, hyperparam_dtype=jnp.float32
-    )
-    injected = inject(0.1, **row.for_contract())
-    gradients = gradients_like(params, 2)
-    state = injected.init(params)
-    assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
-    given = row.defaults | row.for_contract()
-    decays = [name for name in ("b1", "b2", "b3") if isinstance(given.get(name), float)]
-    assert all(float(state.hyperparams[name]) < 1 for name in decays)
-    updates, _ = run(injected, gradients, params)
-    wide, *wide_gradients = jax.tree.map(lambda x: x.astype("float32"), [params, *gradients])
-    expected, _ = run(compiled(row), wide_gradients, wide, jit=False)  # which is compiled
-    assert_close(updates, expected, row.growth)
-
-
-@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
+@pytest.mark.parametrize("row", cells(PLAIN, of=2))
 def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rate(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": row.on_weights}}
@@ -403,41 +363,12 @@ def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rat
     assert_close(updates["dense"], decayed, row.growth)
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
-def test_a_tree_of_vectors_is_announced_and_trained(row: Row) -> None:
-    params = {"bias": jnp.ones(3), "dense": {"scale": jnp.ones(4)}}
-    gradient = gradients_like(params, 1)[0]
-    optimizer = row.make()
-    if row.everything:
-        state = optimizer.init(params)
-    else:
-        with pytest.warns(UserWarning, match="no parameter is a matrix.*bias: vector"):
-            state = optimizer.init(params)
-    updates, _ = optimizer.update(gradient, state, params)
-    if row.everything:
-        assert all(np.any(x) for x in jax.tree.leaves(updates))
-    else:
-        adam = optax.adam(0.1)
-        expected, _ = adam.update(gradient, adam.init(params), params)
-        assert_close(updates, expected, factor=0)
-
-
 @every_optimizer
 def test_a_tree_without_leaves(row: Row) -> None:
     for params in ({}, None, (), {"frozen": {}}):
         optimizer = row.make()
         updates, _ = optimizer.update(params, optimizer.init(params), params)
         assert updates == params
-
-
-@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
-def test_absent_leaves_stay_absent(row: Row) -> None:
-    params = small_tree() | {"frozen": {"kernel": None}}
-    optimizer = row.make()
-    state = jax.eval_shape(optimizer.init, params)
-    updates, _ = jax.eval_shape(optimizer.update, params, state, params)
-    assert updates["frozen"] == {"kernel": None}
-    assert program(optimizer.update, params, state, params) == plain_program(row)
 
 
 def test_the_tolerance_rejects_what_is_outside_its_bound() -> None:

@@ -67,7 +67,7 @@ def test_grafted_directions_in_float16_are_those_of_float32_rounded(method: str)
     direction = getattr(curvax, f"scale_by_{method}")(**settings)
     given = np.float16(1e-4 * np.random.default_rng(0).standard_normal((6, 4, 6)))
     found, expected = (
-        trajectory(direction)(jnp.asarray(given, dtype), jnp.ones((4, 6), dtype))[0]
+        jax.jit(trajectory(direction))(jnp.asarray(given, dtype), jnp.ones((4, 6), dtype))[0]
         for dtype in ("float16", "float32")
     )
     assert found.dtype == jnp.float16

@@ -343,6 +343,13 @@ def test_the_numbers_of_a_value_are_hyperparameters() -> None:
     muon = curvax.inject_hyperparams(curvax.muon)(0.1, method=polar.newton_schulz(eps=0.25))
     given = muon.init(ONE).hyperparams  # pyright: ignore[reportAttributeAccessIssue]
     assert float(given["method_eps"]) == 0.25
+    for value, names in (
+        (weights.hyperball(0.5), {"weights_rms"}),
+        (weights.brake(), {"weights_outward", "weights_inward"}),
+        (weights.floor(0.5), {"weights_share"}),
+    ):
+        state = curvax.inject_hyperparams(curvax.muon)(0.1, weights=value).init(ONE)
+        assert {n for n in state.hyperparams if n.startswith("weights_")} == names
     later = {"refresh_threshold": lambda step: 0.5 / (1 + step)}
     values = {"refresh": policies.diagonal_residual(2), "storage": curvax.packed(min_elements=1)}
     soap = curvax.inject_hyperparams(curvax.soap)(0.1, **values, **later)

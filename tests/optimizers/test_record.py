@@ -18,7 +18,7 @@ import pytest
 import curvax
 from curvax.transforms.kronecker._eigenbasis import EigenbasisState
 from tests.cells import cells
-from tests.helpers import assert_close
+from tests.helpers import assert_close, computations
 from tests.project.test_readme import blocks_of
 from tests.reference.record_46 import published_settings, record
 
@@ -106,20 +106,13 @@ def test_the_page_has_the_record(role: str) -> None:
         assert np.abs(evaluated - weights).max() > 1e-4
 
 
-def test_the_recipe_is_the_page_s_and_older_bases_make_a_difference() -> None:
-    makes = (NAMES["record"], curvax.recipes.record_46, with_new_bases)
-    page, recipe, newer = (ours(make, None, ["square"])["square"][0] for make in makes)
-    assert_close(page, recipe, 0)
-    assert np.abs(newer - page).max() > 1e-3
-
-
-def with_new_bases(learning_rate: Any, b1: Any, gate: Any = None) -> Any:
-    """The page's function without the argument that keeps the older bases."""
-    block = BLOCK[BLOCK.index("def record(") : BLOCK.index("\n\n\ngate =")]
-    assert "lagged=True" in block
-    names = dict(NAMES)
-    exec(block.replace("lagged=True", "lagged=False"), names)
-    return names["record"](learning_rate, b1, gate)
+def test_the_recipe_is_the_page_s() -> None:
+    params = {"kernel": jnp.ones((6, 6))}
+    steps = [
+        computations(x.update, params, jax.eval_shape(x.init, params), params)
+        for x in (NAMES["record"](0.1, b1=0.9), curvax.recipes.record_46(0.1, b1=0.9))
+    ]
+    assert steps[0] == steps[1]
 
 
 def test_the_published_run_is_the_record_with_the_gate_where_attention_ends() -> None:

@@ -28,16 +28,20 @@ def scheduled(row: Row) -> dict[str, Any]:
     return own
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
+SCHEDULED = cells(REGISTRY, of=9)
+
+
+@pytest.mark.parametrize("row", SCHEDULED)
 def test_schedules_are_the_numbers_of_their_steps(row: Row) -> None:
     params, gradients = given(ONE_SHAPE | {"a/bias": (6,)}, 4)
     own = scheduled(row)
     updates, _ = run_scanned(row.optimizer(0.1, **own), gradients, params)
     injected = curvax.inject_hyperparams(row.optimizer)(0.1, **own)
     assert_close(updates, run_scanned(injected, gradients, params)[0], row.growth)
-    constant = row.optimizer(0.1, **row.for_contract())
-    with pytest.raises(AssertionError):  # the negative control
-        assert_close(updates, run_scanned(constant, gradients, params)[0], row.growth)
+    if row is SCHEDULED[0]:  # the negative control
+        constant = row.optimizer(0.1, **row.for_contract())
+        with pytest.raises(AssertionError):
+            assert_close(updates, run_scanned(constant, gradients, params)[0], row.growth)
 
 
 @pytest.mark.parametrize("name", cells(["muon", "soap", "osgdm"], of=3))

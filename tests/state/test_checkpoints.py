@@ -21,7 +21,7 @@ import pytest
 import curvax
 from curvax.transforms.state._format import STATE_FORMAT
 from tests.cells import cells
-from tests.contract import compiled, small_tree, two_stacks
+from tests.contract import PLAIN, compiled, small_tree, two_stacks
 from tests.helpers import assert_close, gradients_like, run
 from tests.registry import METHODS, NAMED, REGISTRY, Row
 
@@ -63,7 +63,7 @@ def assert_continues(optimizer: Any, number: int, through: Callable, folder: Pat
 
 
 @pytest.mark.parametrize("through", [through_flax, through_pickle])
-@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
+@pytest.mark.parametrize("row", cells(PLAIN, of=2))
 def test_a_restored_state_continues_bit_for_bit(row: Row, through: Callable, tmp_path: Path):
     assert_continues(compiled(row), 4, through, tmp_path)
 

@@ -187,7 +187,6 @@ def test_it_wraps_matrix_methods_and_is_wrapped_by_views():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"block": 5}, "block must be even, got 5"),
         ({"unsigned": "nu"}, "unsigned must be a collection of field names, got 'nu'"),
         ({"where": 3}, "where must be a predicate that is called with path and leaf, .*; got 3"),
     ],
