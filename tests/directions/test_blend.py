@@ -28,6 +28,7 @@ from tests.shared.transcriptions import HARD, Case, assert_follows
 
 MUON = curvax.scale_by_muon(b1=0.9, nesterov=False, method=curvax.polar.newton_schulz(3, eps=0.0))
 AMPLIFIED = 3.4445**3  # by three iterations
+ONE = {"wide": HARD["wide"]}  # two matrices, of which one has rows of zeros
 
 
 def blended(gradients: Any, weights: Any, **options: Any) -> Any:
@@ -63,7 +64,7 @@ def test_what_both_share_is_kept_once_before_the_blend() -> None:
     polar = curvax.orthogonalize(curvax.polar.newton_schulz(3, eps=0.0))
     shared = optax.chain(momentum, curvax.blend(optax.identity(), polar, (0.3, 0.7)))
     theirs = functools.partial(blended, weights=(0.3, 0.7))
-    assert_follows(Case(shared, theirs, HARD, 2 * AMPLIFIED))
+    assert_follows(Case(shared, theirs, ONE, 2 * AMPLIFIED))
     sizes = [
         sum(x.size * (x.ndim > 0) for x in jax.tree.leaves(part.init(jnp.ones((4, 6)))))
         for part in (shared, momentum)
@@ -97,7 +98,7 @@ def test_the_trust_gate_follows_the_transcription(floor_end: int, fade_end: int)
     bounds = {name: scheduled(values) for name, values in bounds.items()}
     ours = curvax.blend(curvax.momentum(0.9), MUON, curvax.trust_gate(**bounds))
     theirs = functools.partial(gated, floor_end=floor_end, fade_end=fade_end)
-    assert_follows(Case(ours, theirs, HARD, 4 * AMPLIFIED))
+    assert_follows(Case(ours, theirs, ONE, 4 * AMPLIFIED))
 
 
 def test_weights_may_be_schedules() -> None:
@@ -111,7 +112,7 @@ def test_weights_may_be_schedules() -> None:
         each = zip(polar, shares, strict=True)
         return [blend(m, s, (w, 1 - w), length="sum") for (m, s), w in each], None
 
-    assert_follows(Case(ours, theirs, HARD, 2 * AMPLIFIED))
+    assert_follows(Case(ours, theirs, ONE, 2 * AMPLIFIED))
 
 
 def test_devices_share_the_matrices_of_both_directions() -> None:

@@ -109,21 +109,27 @@ def test_storages_round_what_is_graded(name: str) -> None:
     assert scale.max() / scale.min() > 10  # and yet all rows have as many codes
 
 
+def _assert_healed(direction: Any, state: Any, gradients: np.ndarray) -> Any:
+    """From a damaged state, which it returns after the steps."""
+    update, d = jax.jit(direction.update), None
+    for g in gradients:
+        d, state = update(g, state)
+    assert state.left.restarted == 1 and np.isfinite(d).all()
+    u = np.asarray(state.left.basis)
+    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+    return state
+
+
 def test_damage_starts_anew() -> None:
     """Of a damage that the direction shows, the guard takes care."""
     gradients = _turning(1e2)
-    update = jax.jit(LEFT().update)
     _, states = soap_trajectory(LEFT, gradients, "float32")
     for field, value in (("statistic", np.nan), ("basis", 1e3)):
         state = at(states, 4)
         array = getattr(state.left, field).copy()
         array[0, 0] = value
         state = state._replace(left=state.left._replace(**{field: array}))
-        for g in gradients[5:8]:
-            d, state = update(g, state)
-        assert state.left.restarted == 1 and np.isfinite(d).all(), field
-        basis = np.asarray(state.left.basis)
-        assert np.abs(basis.T @ basis - np.eye(ORDER)).max() < 3e-3, field
+        _assert_healed(LEFT(), state, gradients[5:8])
 
 
 def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
@@ -200,13 +206,8 @@ def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient(
     assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == before
     state = jax.tree.map(jnp.asarray, at(states, -1))
     left = state.left._replace(basis=state.left.basis.at[0, 0].set(1e3))
-    state = state._replace(left=left)
-    for g in gradients[5:8]:
-        d, state = jax.jit(direction.update)(jnp.asarray(g), state)
-    assert state.left.restarted == 1 and np.isfinite(d).all()
+    state = _assert_healed(direction, state._replace(left=left), gradients[5:8])
     assert state.left.refreshes == after
-    u = state.left.basis
-    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
 
 
 def test_a_root_heals_from_any_entry_that_is_not_finite() -> None:
@@ -401,18 +402,13 @@ def test_a_column_of_another_length_is_damage(factor: float) -> None:
     policy = curvax.policies.foam(1, max_damping=1e-3)
     gradients = _turning(1e2)
     direction = _root(refresh=policy)
-    update = jax.jit(direction.update)
     _, states = soap_trajectory(direction, gradients, "float32")
     state = at(states, 4)
     basis = np.array(state.left.basis)
     basis[:, 7] *= factor
     state = state._replace(left=state.left._replace(basis=basis))
     before = int(state.left.refreshes)
-    _, state = update(gradients[5], state)
+    _, state = jax.jit(direction.update)(gradients[5], state)
     assert state.left.restarted == 1 and np.array_equal(state.left.basis, np.eye(ORDER))
     assert not state.left.statistic.any() and state.left.refreshes == before
-    for g in gradients[6:9]:
-        d, state = update(g, state)
-    assert state.left.restarted == 1 and state.left.refreshes > before and np.isfinite(d).all()
-    u = np.asarray(state.left.basis)
-    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+    assert _assert_healed(direction, state, gradients[6:9]).left.refreshes > before

@@ -61,13 +61,16 @@ def test_the_covariance_of_the_entries_is_a_fixed_point(rule: Any):
         return factor._replace(**parts, counts=factor.counts.plus(refreshes=1))
 
     left, right = a @ a.T, b.T @ b
-    with jax.enable_x64(True):
-        gradients = jnp.asarray(a @ units @ b)
+
+    @jax.jit
+    def whitened(gradients: jax.Array) -> Any:
         own = zip(rule.started(gradients, lambda _: Side), (left, right), strict=True)
         factors = tuple(rooted(factor, x) for factor, x in own)
         x = rule.entered(gradients, factors, jnp.int32(1))
-        found, _, _ = rule.whitened(x, factors, jnp.int32(1))
-    rows, columns = (np.asarray(x) for x in found)
+        return rule.whitened(x, factors, jnp.int32(1))[0]
+
+    with jax.enable_x64(True):
+        rows, columns = (np.asarray(x) for x in whitened(a @ units @ b))
     if isinstance(rule, BasisRule):
         rows = np.linalg.eigh(left)[1] @ rows
         columns = columns @ np.linalg.eigh(right)[1].T
