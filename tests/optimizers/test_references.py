@@ -430,7 +430,7 @@ def as_steps(gradients: Gradients) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_dion_follows_the_transcription(side: str) -> None:
     direction = curvax.scale_by_dion(3, b1=0.9, side=side)
-    states = direction.init(as_steps(GRADIENTS)[0])
+    states = jax.jit(direction.init)(as_steps(GRADIENTS)[0])
     first = {shape: states[name].factor for name, shape in SHAPES.items()}
 
     def theirs(gradients: list[np.ndarray]) -> Any:

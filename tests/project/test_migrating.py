@@ -23,15 +23,15 @@ def gradients(steps: int, shape: tuple[int, int] = (M, N), seed: int = 0) -> np.
     return rng.normal(size=shape) + 0.5 * rng.normal(size=(steps, *shape))
 
 
-def updates_of(optimizer, gs: np.ndarray) -> list:
+def updates_of(optimizer, gs: np.ndarray, bias: bool = True) -> list:
     """The updates of a kernel, and of a bias with its first row as gradient; weights stay."""
-    trees = [{"layer": {"kernel": g, "bias": g[0]}} for g in gs]
+    trees = [{"layer": {"kernel": g} | ({"bias": g[0]} if bias else {})} for g in gs]
     params = jax.tree.map(lambda x: 1 - x, trees[0])
     return [updates["layer"] for updates in run_scanned(optimizer, trees, params)[0]]
 
 
 def kernels_of(optimizer, gs: np.ndarray) -> np.ndarray:
-    return np.stack([updates["kernel"] for updates in updates_of(optimizer, gs)])
+    return np.stack([updates["kernel"] for updates in updates_of(optimizer, gs, bias=False)])
 
 
 @pytest.fixture(autouse=True)

@@ -58,10 +58,9 @@ def test_a_growing_period_grows_by_one_in_a_hundred_steps(stagger):
 
 def test_soap_refreshes_every_third_step_at_first():
     gradients = quiet_gradients()
-    default, third, tenth = (
-        scanned(curvax.scale_by_soap(**options))(gradients)[0]
-        for options in ({}, {"refresh": 3}, {"refresh": 10})
-    )
+    by_period = scanned(lambda k: curvax.scale_by_soap(refresh=curvax.every(k)))
+    default, _ = scanned(curvax.scale_by_soap())(gradients)
+    third, tenth = (by_period(gradients, k)[0] for k in (3, 10))
     assert_close(default, third, 1)
     assert not np.allclose(default["w"], tenth["w"], rtol=1e-2)
 
