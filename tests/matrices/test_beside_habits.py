@@ -115,6 +115,8 @@ MatrixRule keras: attention/({query,key,value}/kernel 8 8 4, attention_output/ke
 MatrixRule linen: a/(q/kernel 4 20 8, q/bias 4 8, o/kernel 4 8 20) -> a/q/kernel 1.02 1.2
 MatrixRule: attn/(W_Q 4 20 8, W_O 4 8 20) -> attn/(W_Q 1.02 1.2, W_O 01.2)
 MatrixRule linen: attn/(W_Q 3 4 20 8, W_O 3 4 8 20) -> attn/(W_Q 2.13, W_O 12.3)
+MatrixRule FLAX: attn/W_Q 4 20 8 -> attn/W_Q 1.02
+MatrixRule FLAX: attn/W_Q 3 4 20 8 -> attn/W_Q 2.13
 # Experts either way round
 torch_layout: mlp/experts/(gate_up_proj 4 8 32, down_proj 4 16 8) ->
     mlp/experts/{gate_up_proj,down_proj} 1.2 2.1
@@ -127,6 +129,7 @@ MatrixRule: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, router/w
 # A bias for each place of the output
 MatrixRule haiku equinox: conv/(kernel 3 3 4 12, bias 8 8 12) -> conv/kernel 012.3
 MatrixRule haiku linen: conv/(weight 12 4 3 3, bias 12 8 8) -> conv/weight 123.0
+MatrixRule FLAX: Conv_0/(kernel 3 3 4 12, bias 3 3 12) -> Conv_0/kernel 012.3 2.3
 MatrixRule: l/(up/kernel 8 16 3, down/kernel 16 8 3, norm/scale 8 3) -> l/{up,down}/kernel 0.1
 MatrixRule linen: Conv_0/kernel 2 4 5 6 7 -> Conv_0/kernel 23.4
 MatrixRule: q_einsum/w 8 20 4, attn_vec_einsum/w 8 4 20 -> q_einsum/w 1.02, attn_vec_einsum/w 01.2

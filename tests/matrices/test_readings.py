@@ -120,7 +120,7 @@ def test_what_the_rule_decides(row: Row) -> None:
 
 ASKED = """
 # Attention
-query/kernel 12 64 64 -> query/kernel 0.12 1.2 0.2 01.2 2.01 12.0
+query/kernel 12 64 64 -> query/kernel 0.12 1.2 1.02 0.2 01.2 2.01 12.0
 out/kernel 12 64 64 -> out/kernel 01.2 1.2 0.2 0.12 2.01 12.0
 # Siblings say that these are layers, or that heads come first.
 {query,key,value,out}/kernel 12 64 64 -> {key,query,value}/kernel 1.2 1.02, out/kernel 01.2 1.2
@@ -131,7 +131,7 @@ out/(kernel 3 8 8, bias 3 8) -> out/kernel 1.2
 # They fit both.
 query/kernel 8 8 2, out/kernel 8 2 8 -> out/kernel 01.2 1.2, query/kernel 0.12 1.2 1.02
 query/(kernel 8 8 4, bias 8 4) -> query/kernel 0.12 1.2
-query/kernel 3 12 4 8 -> query/kernel 1.23 0.23
+query/kernel 3 12 4 8 -> query/kernel 1.23 0.23 2.13
 # Convolutions
 conv/kernel 12 3 3 8 8 -> conv/kernel 0123.4 123.4 23.4
 conv/kernel 3 3 3 4 8 -> conv/kernel 0123.4 123.4 23.4

@@ -118,9 +118,13 @@ def _is_transposed_conv(p: Parameter) -> bool:
     return _is_any_conv(p) and p.is_transposed
 
 
-def _has_bias_of_each(p: Parameter) -> bool:
-    """Whether each matrix has a bias, as in a convolution with another kernel at each place."""
-    return p.is_named and p.bias == (*p.shape[:-2], p.shape[-1])
+def _has_bias_of_each(p: Parameter) -> bool | None:
+    """Whether each matrix has a bias, as in a convolution with another kernel at each place.
+
+    None if it may be a convolution with a bias at each place.
+    """
+    fits = p.is_named and p.bias == (*p.shape[:-2], p.shape[-1])
+    return None if fits and p.has_bias_of_places else fits
 
 
 def _equinox_conv(p: Parameter) -> bool:

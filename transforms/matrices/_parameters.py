@@ -226,6 +226,13 @@ class Parameter:
         return self.bias is None or self.bias in fitting
 
     @property
+    def has_bias_of_places(self) -> bool:
+        """Whether its bias may be one for each place of a convolution's output."""
+        bias, output = self.bias or (), 0 if self.output_first else -1
+        of_places = len(bias) == self.ndim - 1 > 1 and bias[output] == self.shape[output]
+        return of_places and "conv" in self._layer[1] and not self.is_local
+
+    @property
     def inputs_by_bias(self) -> list[Shape]:
         """The axes that may be inputs: those which the bias lacks."""
         every = range(self.ndim)

@@ -76,21 +76,24 @@ def _attention(p: Parameter) -> Readings:
         if p.bias is not None and len(p.bias) == 1 and p.bias[0] in p.shape:
             return ()  # layers would be an axis of the bias too
         stacked, other = p.sibling("out"), (*p.shape[:2], p.shape[3], p.shape[2])
-        first = not out and stacked is not None and stacked.shape == other
-        heads_first = (_heads_first(p)._replace(ambiguous=True),) if first else ()
-        return (*heads_first, *(with_layers(p, behind(usual, 4, i), i) for i in (0, 1)))
+        first = p.bias is None if stacked is None else stacked.shape == other
+        both = tuple(with_layers(p, behind(usual, 4, i), i) for i in (0, 1))
+        if out or not first:
+            return both
+        heads_first = _heads_first(p)._replace(ambiguous=True)
+        return (*both, heads_first) if stacked is None else (heads_first, *both)
     heads, dim = p.shape[:2] if out else p.shape[1:]
     last, first, layers = _by_siblings(p)
     both = Reading(usual, f"{heads} heads of {dim}"), reading(p.shape, MatrixAxes(1, 2))
     reasons = {both[0]: last or (out and first), both[1]: layers}
-    if first and not out:
-        reasons[_heads_first(p)] = True
+    if not out and (first or p.bias is None):
+        reasons[_heads_first(p)] = first
     left = _narrowed(tuple(reasons), lambda r: p.fits_bias(r.axes), lambda r: reasons[r])
     if _is_by_size(p) and both[0] in left:
         return both[:1]
     if len(left) == 1 or any(reasons.values()):
         return left
-    return _left(p, _besides(both, _readings_of(p, _MERGED[3])))
+    return _left(p, _besides(tuple(reasons), _readings_of(p, _MERGED[3])))
 
 
 def _heads_first(p: Parameter) -> Reading:
@@ -181,8 +184,9 @@ def _convolution(p: Parameter) -> Readings:
     elif p.is_transposed and bias is None:
         return (named, swapped, *layers[:1])
     if bias is not None or p.is_local:
-        fitting = tuple(r for r in layers if p.fits_bias(r.axes))
-        return fitting or _by_bias(p) or (named, *layers[:1])
+        fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
+        both = _besides(fitting, (named,)) if p.has_bias_of_places else fitting
+        return both if fitting else (named, *layers[:1])
     if ndim == 3 or (ndim == 4 and _is_square(p, named)):
         return (named,)
     return (named, other, *layers) if ndim == 4 and _is_square(p, other) else (named, *layers)
