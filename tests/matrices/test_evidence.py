@@ -60,6 +60,7 @@ def test_depthwise_layers_of_keras_applications() -> None:
 GUESSES: dict[str, Shapes] = {
     "two axes": {"mixing": (H, K)},
     "a depthwise convolution has the same shape": {"conv1d/kernel": (4, 1, C)},
+    "a guess: a depthwise convolution": {"conv_1d/w": (4, C)},
     "the same shape": {"layers/0/kernel": (3, 3, 1, C), "layers/0/bias": (C,)},
     "a shared table has the same name": {"shared/pytree/0/weight": (100, K)},
 }

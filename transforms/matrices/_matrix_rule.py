@@ -250,7 +250,7 @@ def _guess(p: Parameter, axes: MatrixAxes) -> str | None:
     if _SHARED_TABLE.fullmatch(p.name):
         return "a guess: a shared table has the same name"
     merged = p.ndim > 3 and not isinstance(axes.rows, int)
-    if p.ndim > 2 and (merged or p.is_convolution) and p.has_one_input:
+    if (merged or p.is_convolution) and p.has_one_input:
         return "a guess: a depthwise convolution has the same shape"
     return None
 

@@ -46,6 +46,7 @@ _VECTOR_WORDS = re.compile(
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
 _FACTOR_NAMES = re.compile(r"time_.+_w\d")  # RWKV's, of what is otherwise a vector
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
+_NORM = re.compile(r"(?i:(?!.*ada).*(norm|ln)(_?(f|\d+))*)")
 NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
 _TABLE_WORDS = re.compile(
     r"(?!un|de)\w*embed\w*|\w*embs?|wte|wpe|pos|positions?|positional|relpos|tables?|codebooks?"
@@ -118,7 +119,7 @@ def kind_of(name: str) -> str | None:
     _, parent, last = path_of(name)
     if _TABLE_NAMES.fullmatch(last):
         return "table"
-    if _is_strong(last) or _FACTOR_NAMES.fullmatch(last):
+    if _is_strong(last, parent) or _FACTOR_NAMES.fullmatch(last):
         return None
     if _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last):
         return "vector"
@@ -166,7 +167,7 @@ def scopes(name: str) -> tuple[str, ...]:
 def is_of_norm(name: str) -> bool:
     """Whether the parameter is one of a normalization layer."""
     _, parent, last = path_of(name)
-    return not _is_strong(last) and _layer_has(NORM_WORDS, parent)
+    return not _is_strong(last, parent) and _layer_has(NORM_WORDS, parent)
 
 
 def bias_names(name: str) -> Iterator[str]:
@@ -208,8 +209,11 @@ def _layer_has(pattern: re.Pattern[str], name: str) -> bool:
     return has(pattern, name) and not has(_PROJECTION_WORDS, name)
 
 
-def _is_strong(last: str) -> bool:
-    """Whether the name alone is one of a matrix, whatever its layer is called."""
-    if last in _SHARED[1:]:
+def _is_strong(last: str, layer: str = "") -> bool:
+    """Whether the name alone is one of a matrix, whatever its layer is called.
+
+    EasyLM's norms have a `kernel`, and so has the layer of an adaptive norm.
+    """
+    if last in _SHARED[1:] or (last == "kernel" and _NORM.fullmatch(layer)):
         return False
     return _MATRIX.fullmatch(last) is not None or _HEAD.fullmatch(last) is not None

@@ -17,6 +17,7 @@ from ._form import MatrixAxes, as_tuple
 Shape = tuple[int, ...]
 
 _DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
+_CONVOLUTION = re.compile(r"conv_?\dd")
 _TRANSPOSED = re.compile(r"transpos|deconv")
 _LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
 _OF_STATE_SPACE = ("A_log", "dt_bias")
@@ -121,6 +122,8 @@ class Parameter:
         elif kind == "table":
             has_bias = self.bias is not None and {*self.bias} <= {*self.shape}
             return None if has_bias else "embedding"
+        elif kind == "vector" and last == "kernel" and self.bias not in (None, self.shape):
+            kind = None  # the layer of an adaptive norm
         return kind and (f"{last} of {parent}" if parent else last)
 
     @functools.cached_property
@@ -182,7 +185,12 @@ class Parameter:
 
     @property
     def has_one_input(self) -> bool:
-        """Whether the axis of inputs of a convolution has size 1: also that of a depthwise one."""
+        """Whether the axis of inputs of a convolution has size 1: also that of a depthwise one.
+
+        Griffin's `conv_1d/w (width, channels)` does not have this axis.
+        """
+        if self.ndim == 2:
+            return _CONVOLUTION.search(self._layer[1]) is not None
         return self.shape[1 if self.output_first else -2] == 1
 
     # By its bias
