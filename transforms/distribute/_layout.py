@@ -159,13 +159,16 @@ class StateLayout:
 
     def specs(self, axes: tuple[str, ...]) -> Any:
         """How each array of the state is sharded over mesh axes: a `DistributedState` of specs."""
-        common, even, dealt, split = self.shapes
-        devices = self.shares.devices
+
+        def along_longest(x: Any) -> P:
+            axis = split_axis(x.shape, self.shares.devices)
+            return P() if axis is None else P(*[None] * axis, axes)
+
         return DistributedState(
-            jax.tree.map(lambda _: P(), common),
-            jax.tree.map(lambda _: P(axes), even),
-            jax.tree.map(lambda _: P(axes), dealt),
-            jax.tree.map(lambda x: spec_of(x.shape, axes, devices), split),
+            jax.tree.map(lambda _: P(), self.shapes.common),
+            jax.tree.map(lambda _: P(axes), self.shapes.even),
+            jax.tree.map(lambda _: P(axes), self.shapes.dealt),
+            jax.tree.map(along_longest, self.shapes.split),
         )
 
     def lengths(self, r: Round) -> dict[str, int]:
@@ -221,16 +224,10 @@ class StateLayout:
         }
 
 
-def spec_of(shape: tuple[int, ...], axes: tuple[str, ...], devices: int) -> P:
-    """How an array of matrices that devices share is split: along its longest axis but the first.
-
-    An array without an axis that they divide is replicated.
-    """
-    axis = split_axis(shape, devices)
-    return P() if axis is None else P(*[None] * axis, axes)
-
-
 def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
-    """The axis of `spec_of`."""
+    """The axis along which an array of matrices that devices share is split: the longest but 0.
+
+    `None` if the devices divide none; then each has the whole array.
+    """
     lengths = {i: n for i, n in enumerate(shape) if i and n % devices == 0}
     return max(lengths, key=lambda i: (lengths[i], i), default=None)

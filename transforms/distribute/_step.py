@@ -217,9 +217,6 @@ class OnMesh:
 
     started = placed  # from a whole state
 
-    def travelled(self, x: jax.Array, spec: P) -> jax.Array:
-        return (resharded if self.known else travelled)(x, self.mesh, spec)
-
     def run(
         self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
     ) -> tuple[dict[str, jax.Array], DistributedState]:
@@ -235,7 +232,8 @@ class OnMesh:
             out_specs=(lie, specs),
             check_vma=False,
         )
-        arrays = [{n: self.travelled(m.arrays[n], spec) for n, spec in lie.items()} for m in trees]
+        move = functools.partial(resharded if self.known else travelled, mesh=self.mesh)
+        arrays = [{n: move(m.arrays[n], spec=spec) for n, spec in lie.items()} for m in trees]
         updates, state = work(self.placed(state, step.layout), *arrays)
         return {n: sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
 

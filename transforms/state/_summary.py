@@ -178,7 +178,8 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
         yield ""
         yield (
             f"Without mesh= each of {devices} devices may do the work of all matrices, and receive "
-            f"up to {missing:,} bytes of gradients for it in a step."
+            f"{missing:,} bytes of gradients for it in a step. On Auto axes XLA may divide single "
+            "products instead, and exchange more."
         )
 
 
