@@ -124,6 +124,9 @@ LAYOUTS = {
         several(8, (32, 64), P("x", "y"), PARTS),
     ),
     "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
+    "blocks along both sides": Layout(
+        (2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 16}
+    ),
     "MaxText, FSDP and experts": Layout((2, 4, 1), maxtext()),
     "Levanter, FSDP and tensor": Layout((2, 4), levanter()),
     "whole on every device": Layout((2, 4), several(8, (32, 64), P())),

@@ -36,6 +36,7 @@ class Stack(NamedTuple):
     permutation = (0, 1, 2)
     axes = ((0,), (1,), (2,))
     cut = (False, False)
+    row_tiles = 1
     start = 0
 
     @property
@@ -90,7 +91,7 @@ class Route(NamedTuple):
     form: Form
     tile: Form  # of the array on one device after the moves
     moves: tuple[Move, ...]
-    batch: tuple[Axes, ...]  # the mesh axes along each axis of the batch, and along heads or blocks
+    batch: tuple[Axes, ...]  # the mesh axes along each axis of the batch, and heads or blocks
     order: tuple[int, ...]  # of the axes of a matrix in a row
     sides: tuple[Axes, ...]  # in this order, the mesh axes along each
     local: tuple[int, ...]  # and its length on one device
@@ -106,7 +107,7 @@ class Route(NamedTuple):
         cut = [
             axis for side, is_cut in zip(sides, form.cut, strict=True) if is_cut for axis in side
         ]
-        moves = []
+        moves, tiles = [], [(), ()]
         for axis in cut:
             if not placed[axis]:
                 continue
@@ -114,6 +115,11 @@ class Route(NamedTuple):
             # Along a batch axis the parts would be exchanged once more.
             others = [i for i in form.permutation if i not in cut and shape[i] % size == 0]
             target = max(others, key=lambda i: (i not in batch, shape[i]), default=None)
+            whole = [i for i in (0, 1) if sides[i] == (axis,) and form.cuts_evenly(i, shape[axis])]
+            if whole and (target is None or target in batch):
+                # A device has whole heads or blocks: they are divided as a batch is.
+                tiles[whole[0]] = placed[axis]
+                continue
             moves.append(Move(placed[axis], axis, target))
             if target is not None:
                 placed[target] += placed[axis]
@@ -126,7 +132,7 @@ class Route(NamedTuple):
             local += [size] if is_cut else [shape[axis] for axis in side]
         order = sorted(range(len(along)), key=lambda i: not along[i])
         along, local = (tuple(x[i] for i in order) for x in (along, local))
-        along_batch = (*(placed[axis] for axis in batch), ())
+        along_batch = (*(placed[axis] for axis in batch), *tiles)
         return cls(form, tile, (*moves,), along_batch, (*order,), along, local)
 
     @property
@@ -222,8 +228,8 @@ class Route(NamedTuple):
 
 
 def _batch(form: Form) -> tuple[int, ...]:
-    """The axes of the matrices of an array: those of the batch, and heads or blocks."""
-    return (*(form.shape[axis] for axis in form.axes[0]), -1)
+    """The axes of the matrices of an array: of the batch, and heads or blocks of both sides."""
+    return (*(form.shape[axis] for axis in form.axes[0]), form.row_tiles, -1)
 
 
 def _labels(places: Sequence[Axes]) -> tuple[Labels, Labels]:

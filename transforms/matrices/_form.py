@@ -244,15 +244,27 @@ class MatrixForm:
         return self.row_tiles > 1, self.column_tiles > 1 or self.is_part
 
     def on_device(self, shape: tuple[int, ...]) -> MatrixForm:
-        """The form of a device's tile of the parameter, whole along the sides that are cut."""
-        batch, *sides = (math.prod(shape[axis] for axis in side) for side in self.axes)
-        tile = tuple(
-            n if cut else length for n, cut, length in zip(self.tile, self.cut, sides, strict=True)
+        """The form of a device's tile of the parameter, with whole heads or blocks."""
+        batch, rows, columns = (math.prod(shape[axis] for axis in side) for side in self.axes)
+        columns = self.columns if self.is_part else columns
+        m, n = (
+            size if cut else length
+            for size, cut, length in zip(self.tile, self.cut, (rows, columns), strict=True)
         )
-        columns = self.columns if self.cut[1] else sides[1]
         return dataclasses.replace(
-            self, shape=shape, batch=batch, rows=sides[0], columns=columns, tile=tile
+            self,
+            shape=shape,
+            batch=batch,
+            rows=rows,
+            columns=columns,
+            row_tiles=-(-rows // m),
+            column_tiles=-(-columns // n),
+            tile=(m, n),
         )
+
+    def cuts_evenly(self, side: int, length: int) -> bool:
+        """Whether a part of so many rows (of columns: side 1) consists of whole tiles."""
+        return length % self.tile[side] == 0 and not (side == 1 and self.is_part)
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
