@@ -104,21 +104,19 @@ class Route(NamedTuple):
         placed = [tuple(a for a in as_axes(entry) if number([a]) > 1) for entry in entries]
         shape = [n // number(axes) for n, axes in zip(form.shape, placed, strict=True)]
         batch, *sides = form.axes
-        cut = [
-            axis for side, is_cut in zip(sides, form.cut, strict=True) if is_cut for axis in side
-        ]
+        uncut = [*batch, *(axis for i in (0, 1) if not form.cut[i] for axis in sides[i])]
+        cut = [(i, axis) for i in (0, 1) if form.cut[i] for axis in sides[i]]
         moves, tiles = [], [(), ()]
-        for axis in cut:
+        for i, axis in cut:
             if not placed[axis]:
                 continue
             size = number(placed[axis])
             # Along a batch axis the parts would be exchanged once more.
-            others = [i for i in form.permutation if i not in cut and shape[i] % size == 0]
-            target = max(others, key=lambda i: (i not in batch, shape[i]), default=None)
-            whole = [i for i in (0, 1) if sides[i] == (axis,) and form.cuts_evenly(i, shape[axis])]
+            others = [other for other in uncut if shape[other] % size == 0]
+            target = max(others, key=lambda x: (x not in batch, shape[x]), default=None)
+            whole = sides[i] == (axis,) and form.cuts_evenly(i, shape[axis])
             if whole and (target is None or target in batch):
-                # A device has whole heads or blocks: they are divided as a batch is.
-                tiles[whole[0]] = placed[axis]
+                tiles[i] = placed[axis]  # a device has whole heads or blocks, as of a batch
                 continue
             moves.append(Move(placed[axis], axis, target))
             if target is not None:
