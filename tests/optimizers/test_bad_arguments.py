@@ -375,23 +375,6 @@ def test_a_wrong_call_is_named(call: str, fragments: str) -> None:
     assert_refused(call, fragments, {**vars(curvax), **globals()})
 
 
-# What is not checked.
-
-
-@pytest.mark.parametrize("name", ["threshold", "max_damping", "eps", "graft", "b2"])
-def test_traced_arguments_pass_unchecked(name: str) -> None:
-    """As `optax.inject_hyperparams` and searches over hyper-parameters hand them over."""
-    values = {"threshold": 0.4, "max_damping": 1.0, "eps": 1e-3, "graft": 0.9, "b2": 0.9}
-    gradient = jnp.eye(2, 3)
-
-    def direction(value: Any) -> Any:
-        given = {**values, name: value}
-        foam = curvax.scale_by_foam(**{**given, "graft": grafts.adam(given["graft"])})
-        return foam.update(gradient, foam.init(gradient))[0]
-
-    assert jax.eval_shape(direction, values[name]).shape == gradient.shape
-
-
 def test_an_array_for_an_integer_names_our_inject_hyperparams() -> None:
     for name, make in {
         "steps": polar.newton_schulz,

@@ -188,7 +188,7 @@ def assert_bounded_if_repeated(row: Row, shape: tuple[int, int], gradient: np.nd
     assert not updates[:, nothing].any()
 
 
-@pytest.mark.parametrize(("row", "shape"), cells(REGISTRY, ODD, of=24))
+@pytest.mark.parametrize(("row", "shape"), cells(REGISTRY, ODD, of=36))
 def test_degenerate_gradients(row: Row, shape: tuple[int, int]) -> None:
     """At every step; and between others, where roots and bases are those of another gradient."""
     random = np.random.default_rng(0)
