@@ -182,6 +182,7 @@ def test_what_is_not_a_matrix() -> None:
     assert treated({"embed/weight": (64, 9)}) == {"embed/weight": "embedding"}
     norm = treated({"norm/w": (4, 32), "norm/b": (4, 32)})
     assert norm == {"norm/w": "w of norm", "norm/b": "b of norm"}
+    assert treated({"h/mlp_norm/w": (5, 24)}) == {"h/mlp_norm/w": "w of mlp_norm"}
     layers = {"h/w1/kernel": (5, 24, 64), "h/w2/kernel": (5, 64, 24), "h/ffn_norm/kernel": (5, 24)}
     found = treated(layers, curvax.rules.linen)  # EasyLM's, scanned
     assert found["h/ffn_norm/kernel"] == "kernel of ffn_norm"

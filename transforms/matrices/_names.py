@@ -128,8 +128,7 @@ def kind_of(name: str) -> str | None:
     of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
     if _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent)):
         return "table"
-    is_norm = has(NORM_WORDS, last) or _layer_has(NORM_WORDS, parent)
-    return "vector" if is_norm else None
+    return "vector" if has(NORM_WORDS, last) or _is_norm(parent) else None
 
 
 def is_head_name(layer: str) -> bool:
@@ -167,7 +166,7 @@ def scopes(name: str) -> tuple[str, ...]:
 def is_of_norm(name: str) -> bool:
     """Whether the parameter is one of a normalization layer."""
     _, parent, last = path_of(name)
-    return not _is_strong(last, parent) and _layer_has(NORM_WORDS, parent)
+    return not _is_strong(last, parent) and _is_norm(parent)
 
 
 def bias_names(name: str) -> Iterator[str]:
@@ -207,6 +206,11 @@ def has(pattern: re.Pattern[str], name: str) -> bool:
 def _layer_has(pattern: re.Pattern[str], name: str) -> bool:
     """The same for a layer, unless it projects: `pos_proj`, `patch_embed`, `norm_mlp`."""
     return has(pattern, name) and not has(_PROJECTION_WORDS, name)
+
+
+def _is_norm(layer: str) -> bool:
+    """Whether a layer is a norm: `mlp_norm` is one, `norm_mlp` is not."""
+    return _NORM.fullmatch(layer) is not None or _layer_has(NORM_WORDS, layer)
 
 
 def _is_strong(last: str, layer: str = "") -> bool:
