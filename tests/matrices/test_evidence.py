@@ -134,6 +134,7 @@ def test_a_path_with_brackets_matches_itself() -> None:
     [
         (lambda: MatrixRule(curvax.rules), "curvax.rules; give a rule of it"),  # pyright: ignore
         (lambda: MatrixRule(curvax.rules.linen.family), "matrices is a rule or its family"),
+        (lambda: MatrixRule("linen"), "'linen'; give the rule, matrices=curvax.rules.linen"),
         (lambda: MatrixRule(output_layer=curvax.rules.linen), "output_layer is a rule or its f"),  # pyright: ignore
         (
             lambda: curvax.muon(0.1, weight_dimension_numbers=curvax.rules.linen),

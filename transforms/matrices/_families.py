@@ -266,3 +266,6 @@ HF_FLAX = Family(
         *LINEN.entries,
     ),
 )
+NAMES = frozenset(
+    family.name for family in (EQUINOX, HAIKU, HF_FLAX, KERAS, LINEN, MAXTEXT, NNX, TORCH_LAYOUT)
+)

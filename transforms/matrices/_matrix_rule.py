@@ -19,7 +19,7 @@ from .._arrays import check_real
 from .._paths import check_patterns, matches, named_leaves, shapes_around
 from .._validate import check_fields, check_predicate, shown
 from ._annotated import annotated
-from ._families import Family
+from ._families import NAMES, Family
 from ._form import MatrixAxes, Reading, Readings
 from ._names import Shapes, as_read
 from ._output_layer import find_output_layer
@@ -261,7 +261,9 @@ def _as_questions(axes: MatrixAxes, why: str) -> Readings:
 
 
 def _check_no_rule(argument: str, value: Any) -> None:
-    """Refuses the module of rules, a rule or its family in the place of something else."""
+    """Refuses a rule, its name or family, or the module of rules in the place of another value."""
+    if isinstance(value, str) and value in NAMES:
+        raise ValueError(f"{argument} is {value!r}; give the rule, matrices=curvax.rules.{value}.")
     if isinstance(value, (types.ModuleType, MatrixRule, Family)):
         module = f"the module {getattr(value, '__name__', '')}; give a rule of it"
         what = (
