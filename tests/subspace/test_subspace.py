@@ -216,3 +216,11 @@ def test_no_entry_of_a_projection_that_is_above_its_own_rounding_counts_as_noise
     inside = np.linalg.pinv(u) @ np.asarray(direction, np.float64)
     eps = np.finfo(np.float32).eps
     assert_close(np.abs(inside), np.ones_like(inside), 256.0, eps=eps)
+
+
+def test_rounding_beside_a_gradient_of_rank_one_counts_as_noise() -> None:
+    rng = np.random.default_rng(0)
+    g = jnp.asarray(np.outer(rng.normal(size=4), rng.normal(size=4096)), jnp.float32)
+    transform = curvax.in_subspace(curvax.moment_ratio(0.0, 0.0), 3, side="left", **IN_SUBSPACE)
+    _, state = jax.jit(transform.update)(g, transform.init(g))
+    assert state.inner.mu[0].all() and not state.inner.mu[1:].any()

@@ -33,6 +33,10 @@ from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
 from ._bases import BasisFinder, SubspaceCheck, Switched
 from ._compensation import Compensation, Parts
 
+NOISE = 4.0
+"""An entry of σ up to this multiple of `√d eps` times the length of its column of G is rounding
+noise: three times the largest one outside of gradients of rank 1 and 4, of orders 2 to 200."""
+
 
 @counters
 class SubspaceCounts(NamedTuple):
@@ -116,8 +120,8 @@ class SubspaceRule:
     def project(self, g: jax.Array, u: jax.Array, subspace: Subspace) -> Projected:
         """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
 
-        An entry of σ within its own rounding, `√d eps` times the length of its column of g, is
-        zero, and so is a row within that of a rounded basis.
+        An entry of σ within its own rounding (`NOISE`) is zero, and so is a row within that of a
+        rounded basis.
 
         An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
         where a compensation reads the energies of g, they are checked as well. A matrix whose first
@@ -131,7 +135,7 @@ class SubspaceRule:
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
         whole = _read_once(_squares(g, side))
-        eps = side.order(g) ** 0.5 * float(jnp.finfo(g.dtype).eps)
+        eps = NOISE * side.order(g) ** 0.5 * float(jnp.finfo(g.dtype).eps)
         noise = eps * jnp.expand_dims(jnp.sqrt(whole), side.axis)
         of_basis = self._basis_noise(g) ** 2 * total
         sigma = jnp.where((jnp.abs(sigma) < noise) | (lengths < of_basis), 0, sigma)  # NaN stays
