@@ -35,7 +35,8 @@ from ._compensation import Compensation, Parts
 
 NOISE = 4.0
 """An entry of σ up to this multiple of `√d eps` times the length of its column of G is rounding
-noise: three times the largest one outside of gradients of rank 1 and 4, of orders 2 to 200."""
+noise: three times the largest one outside of gradients of rank 1 and 4, of orders 2 to 200. Where
+no compensation reads G again, the length is that of the column of σ, which is at most as long."""
 
 
 @counters
@@ -134,15 +135,15 @@ class SubspaceRule:
         lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other_axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
-        whole = _read_once(_squares(g, side))
+        inside = whole = None
+        if self.compensation is not None:
+            whole = _read_once(_squares(g, side))
+        squares = _squares(sigma, side) if whole is None else whole
         eps = NOISE * side.order(g) ** 0.5 * float(jnp.finfo(g.dtype).eps)
-        noise = eps * jnp.expand_dims(jnp.sqrt(whole), side.axis)
+        noise = eps * jnp.expand_dims(jnp.sqrt(squares), side.axis)
         of_basis = self._basis_noise(g) ** 2 * total
         sigma = jnp.where((jnp.abs(sigma) < noise) | (lengths < of_basis), 0, sigma)  # NaN stays
-        inside = None
-        if self.compensation is None:
-            whole = None
-        else:
+        if self.compensation is not None and whole is not None:
             inside = _squares(sigma, side)
             if self.compensation.residual is not None:
                 total = total + whole.sum(axis=-1)[..., None, None]
