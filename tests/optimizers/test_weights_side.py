@@ -130,8 +130,8 @@ CASES = {
     ),
 }
 PLAIN = Case(None, decay, {"weight_decay": 0.0})
-ZERO = ("hyperball with a radius", "decay of the step", "brake", "pinned brake", "floor of a row")
-"""Cases whose transcriptions leave zero, from weights that are zero."""
+OWN_SPHERE = ("hyperball", "decay before a sphere")
+"""Cases whose transcriptions keep weights of zero."""
 
 
 def weights_of(dtype: Any = np.float64) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_weights_follow_the_transcription(name: str) -> None:
         assert not np.allclose(
             found[-1]["wide"], their_path(Case(**others), params, updates)[-1]["wide"], rtol=1e-3
         )
-        if name in ZERO:
+        if name not in OWN_SPHERE:
             zeros = {n: 0 * w for n, w in params.items()}
             # Outward: a step back to almost 0 keeps the rounding of the weights before it.
             outward = [{n: w + u[n] / 8 for n, w in params.items()} for u in updates]
@@ -200,14 +200,18 @@ def test_weights_follow_the_transcription(name: str) -> None:
             assert all(np.abs(x).max() > 0 for x in found[0].values())
 
 
-def test_weights_of_zero_get_the_sphere_of_their_first_step() -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_weights_of_zero_get_the_sphere_of_their_first_step(pinned: bool) -> None:
+    """Behind a pin too, which alone leads from 0 to almost 0."""
+    sphere = weights.hyperball()
+    side = weights.chain(weights.brake(pin=True), sphere) if pinned else sphere
     params = {n: 0 * w for n, w in weights_of(np.float32).items()}
     updates = updates_of(weights_of(np.float32))
 
     def waits(step: Any) -> Any:
         return jnp.where(step > 1, 0.1, 0.0)
 
-    found = path(identity(waits, weights="hyperball"), params, updates)
+    found = path(identity(waits, weights=side), params, updates)
     assert all(not x.any() for x in found[1].values())
     assert_close(found[2], {n: np.float32(-0.1) * u for n, u in updates[2].items()})
     for t in range(3, STEPS):
@@ -275,7 +279,16 @@ def test_each_head_and_each_scanned_layer_keeps_its_norm() -> None:
     assert not np.allclose(found, params["layers/query"], atol=1e-2)
 
 
-SIDE = weights.chain(weights.brake(pin=True), weights.floor(0.5, unit="row"), weights.decay(0.1))
+SIDE = weights.chain(
+    weights.brake(inward=0.5),
+    weights.brake(pin=True),
+    weights.floor(0.5),
+    weights.floor(0.6, unit="row"),
+    weights.floor(0.7, unit="column"),
+    weights.decay(0.1, cautious=True, moved=True),
+    weights.decay(0.01, independent=True),
+)
+"""All values but spheres."""
 
 
 @pytest.mark.parametrize(("kind", "side"), [("auto", SIDE), ("explicit", weights.hyperball(0.3))])
@@ -290,13 +303,14 @@ def test_on_a_mesh_it_does_what_it_does_on_one_device(kind: str, side: Any) -> N
     assert_close(found, alone, 64)
 
 
-def test_layers_that_are_updated_on_the_way_have_it_too() -> None:
+@pytest.mark.parametrize("side", [SIDE, weights.hyperball()])
+def test_layers_that_are_updated_on_the_way_have_it_too(side: Any) -> None:
     layers = {
         "kernel": 0.3 * gradients_like({"kernel": np.zeros((3, 4, 4), np.float32)}, 1)[0]["kernel"]
     }
     optimizer = curvax.muon(
         schedule,
-        weights=SIDE,
+        weights=side,
         weight_dimension_numbers={"kernel": curvax.MatrixAxes(rows=1, columns=2)},
     )
     state, x = optimizer.init(layers), jnp.linspace(-1, 1, 4)

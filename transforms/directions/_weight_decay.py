@@ -58,9 +58,12 @@ def add_cautious_decay(
 
 
 def shrinking(d: jax.Array, w: jax.Array) -> jax.Array:
-    """Which entries of the weights `w` a step against the direction `d` makes smaller, or keeps."""
+    """Which entries of the weights `w` a step against the direction `d` makes smaller, or keeps.
+
+    Those of 0 are not among them.
+    """
     # Signs, because a product may underflow to 0.
-    return jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0
+    return (jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0) & (w != 0)
 
 
 def mask_of(mask: Any) -> Any:

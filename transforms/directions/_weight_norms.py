@@ -38,7 +38,8 @@ def scale_by_weight_norm(
     """Gives each matrix of a direction `coefficient` times the norm of its weights.
 
     After `momentum` this is Lars. On plain gradients it is `optax.scale_by_trust_ratio`, with a
-    norm for each matrix instead of one for each array.
+    norm for each matrix instead of one for each array. It is `relative_update.py` among the weight
+    hooks of Emerging-Optimizers, where weights of zero stay there.
 
     Args:
       coefficient: c.

@@ -84,13 +84,22 @@ class Chain(Weights):
 
 
 def chain(*parts: Weights) -> Chain:
-    """Several values, in order: first what they do with directions, then what with weights.
+    r"""Several values, in order: first what they do with directions, then what with weights.
+
+    .. math::
+      D \leftarrow b_k(\cdots b_1(D)), \qquad W \leftarrow a_k(\cdots a_1(W - \eta D))
+
+    for the two phases :math:`b_i` and :math:`a_i` of each value; all read the weights from before
+    the step. A brake with `pin` and `hyperball` have both, the other brake and decay the second
+    one, `floor` the first one. Behind `hyperball`, the second phase of another value takes weights
+    off the sphere.
 
     Args:
       *parts: values of `curvax.weights`.
 
     Raises:
-      ValueError: if there is none, or one has no effect, as a brake beside `hyperball`.
+      ValueError: if there is none, or one has no effect, as a brake without `pin` or the floor of
+        a matrix beside `hyperball`.
 
     Example:
       The weights' side of the record of modded-nanogpt's track 3 (#46):

@@ -56,7 +56,9 @@ class Hyperball(Weights):
         return long_as(step, self._radius(w), rate)
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        return at_norm(update, w, self._radius(w))
+        radius = self._radius(w)
+        # Without a radius it is the plain step, where a pin in front leads to almost 0.
+        return at_norm(jnp.where(radius > 0, update, step), w, radius)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,11 +190,13 @@ def decay(
     the direction as `before` leaves it.
 
     Decay on the schedule, but independent of its peak, is `decay(0.1 / peak)` (Loshchilov and
-    Hutter, arXiv:1711.05101). That of AdamC, :math:`r = \eta^2 / \eta_{\max}` (arXiv:2506.02285),
-    is `curvax.inject_hyperparams(curvax.muon)(rate, weights=curvax.weights.decay(0.1),
+    Hutter, arXiv:1711.05101); with `independent`, it follows neither. That of AdamC,
+    :math:`r = \eta^2 / \eta_{\max}` (arXiv:2506.02285), is
+    `curvax.inject_hyperparams(curvax.muon)(rate, weights=curvax.weights.decay(0.1),
     weights_weight_decay=lambda step: 0.1 * rate(step) / peak)`.
 
-    *Zero weights.* They do not decay, and leave zero by the step alone.
+    *Zero weights.* They do not decay, and leave zero by the step alone; with `moved` and without
+    `cautious` what the step reaches decays.
 
     Args:
       weight_decay: λ.
