@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import curvax
 from tests.helpers import assert_close
@@ -201,6 +202,23 @@ def test_optax_s_schedule_free_is_evaluated_too() -> None:
     params = optax.apply_updates(params, updates)
     expected = optax.contrib.schedule_free_eval_params(state, params)
     assert_close(curvax.eval_params(state, params), expected, 0)
+
+
+def test_states_in_the_boxes_of_nnx_are_evaluated_too() -> None:
+    ahead = curvax.ema_nesterov(SGD, 0.5, gamma=0.8)
+    free = optax.contrib.schedule_free(optax.sgd(RATE), RATE)
+    for optimizer in (curvax.tail_average(ahead, 1), free):
+        model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        boxed = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+        params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        state = optimizer.init(params)
+        for _ in range(3):
+            boxed.update(model, nnx.state(model, nnx.Param))
+            updates, state = optimizer.update(params, state, params)
+            params = optax.apply_updates(params, updates)
+        found = curvax.eval_params(boxed.opt_state, nnx.state(model, nnx.Param))
+        assert_close(nnx.to_pure_dict(found), curvax.eval_params(state, params), 4)
+        assert not np.allclose(found["kernel"][...], params["kernel"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import at_step, next_step
+from .._paths import named_leaves
 from .._trees import map_unzip, widened
 from .._validate import as_transformation, checked
 from ._inner import check_given
@@ -37,7 +38,7 @@ class LookaheadState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
     def evaluated(self, params: Any) -> Any:
-        behind = _map_held(lambda p, m: _added(p, -self.ahead * m), params, self.step)
+        behind = jax.tree.map(lambda p, m: _added(p, -self.ahead * m), params, self.step)
         return eval_params(self.inner, behind)
 
 
@@ -50,7 +51,8 @@ class PrimalAverageState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
     def evaluated(self, params: Any) -> Any:
-        return _map_held(lambda y, z: _average_of(y, z, self.share).astype(y.dtype), params, self.z)
+        x = lambda y, z: _average_of(y, z, self.share).astype(y.dtype)  # noqa: E731
+        return jax.tree.map(x, params, self.z)
 
 
 class TailAverageState(NamedTuple):
@@ -63,16 +65,16 @@ class TailAverageState(NamedTuple):
 
     def evaluated(self, params: Any) -> Any:
         weights = eval_params(self.inner, params)
-        return _map_held(lambda w, e: _added(w, self.share * (e - w)), weights, self.average)
+        return jax.tree.map(lambda w, e: _added(w, self.share * (e - w)), weights, self.average)
 
 
-OF_STATES: dict[type, Any] = {
-    LookaheadState: LookaheadState.evaluated,
-    PrimalAverageState: PrimalAverageState.evaluated,
-    TailAverageState: TailAverageState.evaluated,
-    optax.contrib.ScheduleFreeState: optax.contrib.schedule_free_eval_params,
+OF_STATES: dict[type, tuple[str, Any]] = {
+    LookaheadState: ("step", LookaheadState.evaluated),
+    PrimalAverageState: ("z", PrimalAverageState.evaluated),
+    TailAverageState: ("average", TailAverageState.evaluated),
+    optax.contrib.ScheduleFreeState: ("z", optax.contrib.schedule_free_eval_params),
 }
-"""How states compute the weights that are evaluated, from the parameters."""
+"""What states hold of parameters, and how they compute the weights that are evaluated from both."""
 
 
 def eval_params(state: Any, params: Any) -> Any:
@@ -84,7 +86,7 @@ def eval_params(state: Any, params: Any) -> Any:
     parameters themselves are evaluated.
 
     Args:
-      state: the optimizer's state.
+      state: the optimizer's state; of an `nnx.Optimizer` its `opt_state`.
       params: the parameters after the update that returned `state`.
 
     Returns:
@@ -101,9 +103,13 @@ def eval_params(state: Any, params: Any) -> Any:
       ([2.5], [3.0])
     """
     known = lambda node: type(node) in OF_STATES  # noqa: E731
-    for node in jax.tree.leaves(state, is_leaf=known):
-        if known(node):
-            params = OF_STATES[type(node)](node, params)
+    for node in filter(known, jax.tree.leaves(state, is_leaf=known)):
+        field, evaluated = OF_STATES[type(node)]
+        # By path, because a mask leaves parameters out, and NNX has boxes of its own for states.
+        named, held = named_leaves(params), named_leaves(getattr(node, field)).present()
+        own = {name: x for name, x in named.present().items() if name in held}
+        found = evaluated(node._replace(**{field: held}), own)
+        params = named.rebuild({**named.present(), **found})
     return params
 
 
@@ -322,9 +328,3 @@ def _average_of(y: jax.Array, z: jax.Array, share: jax.Array) -> jax.Array:
 
 def _added(p: jax.Array, change: jax.Array) -> jax.Array:
     return (p + change).astype(p.dtype)
-
-
-def _map_held(f: Any, params: Any, held: Any) -> Any:
-    """`f` of parameters and what the state holds of them; others, which are masked, stay."""
-    masked = lambda x: isinstance(x, optax.MaskedNode)  # noqa: E731
-    return jax.tree.map(lambda p, x: p if masked(x) else f(p, x), params, held)
