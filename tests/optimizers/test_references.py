@@ -101,6 +101,19 @@ def muon(**settings: Any) -> Any:
     return curvax.scale_by_muon(method=curvax.polar.newton_schulz(**settings))
 
 
+def scaled(length: Callable[[int, int], float], theirs: Any) -> Any:
+    """The transcription at a length for its shape, which recipes have."""
+
+    def run(*given: Any, **settings: Any) -> Any:
+        directions, states = theirs(*given, **settings)
+        return [length(*d.shape) * d for d in directions], states
+
+    return run
+
+
+as_long_as_adamw = functools.partial(scaled, lambda m, n: 0.2 * np.sqrt(max(m, n)))
+
+
 EXPRESS = curvax.NEWTON_SCHULZ_COEFFICIENTS["polar_express"][:5]
 PRINTED_NORMUON = optax.chain(
     curvax.momentum(0.95),
@@ -112,11 +125,17 @@ AS_OURS = {"b2": 0.9, "eps": 1e-8, "scale": "norm", "neurons": "columns"}
 AS_OURS |= {"nesterov": True, "bias_correction": True}
 MUON: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "NorMuon as printed": (PRINTED_NORMUON, normuon, {}),
-    "muon with b2": (curvax.scale_by_muon(b2=0.9), normuon, AS_OURS),
+    "muon with b2": (
+        curvax.recipes.normuon.direction(b2=0.9),
+        as_long_as_adamw(normuon),
+        AS_OURS,
+    ),
     "from AOL": (muon(steps=4, norm="aol"), muon_from, {"start": "aol", "steps": 4}),
     "Turbo-Muon": (
-        muon(steps=4, norm="aol", coefficients="turbo_muon"),
-        muon_from,
+        curvax.recipes.turbo_muon.direction(
+            method=curvax.polar.newton_schulz(4, norm="aol", coefficients="turbo_muon")
+        ),
+        as_long_as_adamw(muon_from),
         {"start": "aol", "coefficients": TURBO_MUON},
     ),
     "from Schatten 4": (muon(norm="gram"), muon_from, {"start": "schatten"}),
@@ -139,7 +158,7 @@ CASES: dict[str, Case] = {
             GRADIENTS,
             NEWTON_SCHULZ,
             # Our Newton-Schulz adds an ε of 1e-8 to the norm; the printed starts have none.
-            eps=1e-8 if theirs is muon_from else None,
+            eps=1e-8 if name not in ("NorMuon as printed", "muon with b2") else None,
         )
         for name, (ours, theirs, settings) in MUON.items()
     },
@@ -191,7 +210,6 @@ CASES |= {
     for name, (ours, theirs) in list(VARIANTS.items())[:3]
 }
 IN_FLOAT32 = {"wide": [np.float64(np.float32(g)) for g in soap_gradients((6, 9))]}
-ADAM_BEFORE_MUON: dict[str, Any] = {"b1": 0.9, "b2": 0.95, "b3": 0.9, "limit": INF}
 CASES |= {
     "Eigen-Adam": case(
         by_period(curvax.scale_by_eigen_adam, b3=0.95),
@@ -220,25 +238,27 @@ CASES |= {
 }
 
 
-def before_muon(soap: Any) -> Any:
-    """Without ε: in front of it the transcription restores a norm."""
-    return optax.chain(soap, curvax.orthogonalize(curvax.polar.newton_schulz(eps=0.0)))
-
-
+WITHOUT_EPS = curvax.polar.newton_schulz(eps=0.0)  # in front of it the transcription has a norm
 AS_RECORDED = optax.chain(curvax.momentum(0.95, nesterov=True), curvax.moment_ratio(0.0, 0.9))
 DOCUMENTED = {"mu": 0.9, "b2": 0.95, "nesterov": False, "second_moment": "gradient"}
 for side, own in {"smaller": GRADIENTS, "both": GROWING}.items():
     CASES[f"SOAP before Muon, {side}"] = case(
-        before_muon(curvax.scale_by_soap(refresh=4, side=side, **ADAM_BEFORE_MUON)),
-        functools.partial(soap_muon, K=4, side=side, ns_eps=0.0, refresh="eigh", **DOCUMENTED),
+        curvax.recipes.soap_before_muon.direction(
+            b1=0.9, b2=0.95, b3=0.9, refresh=4, side=side, method=WITHOUT_EPS
+        ),
+        functools.partial(
+            as_long_as_adamw(soap_muon),
+            **{"K": 4, "side": side, "ns_eps": 0.0, "refresh": "eigh", **DOCUMENTED},
+        ),
         own,
         1e3 * NEWTON_SCHULZ,
     )
     CASES[f"SOAP before Muon as in the record, {side}"] = case(
-        before_muon(
+        optax.chain(
             curvax.in_eigenbasis(
                 AS_RECORDED, b3=0.9, refresh=curvax.every(4), method="qr", side=side
-            )
+            ),
+            curvax.orthogonalize(WITHOUT_EPS),
         ),
         functools.partial(soap_muon, K=4, side=side, ns_eps=0.0, mu=0.95, b2=0.9),
         own,
@@ -396,12 +416,7 @@ CASES |= {
         state_of=in_coordinates,
     ),
     "one-sided Shampoo": case(
-        optax.chain(
-            curvax.precondition(
-                curvax.momentum(0.95), refresh=curvax.every(10), side="smaller", root=2, eps=0.0
-            ),
-            curvax.normalize_matrices(0.2),
-        ),
+        curvax.recipes.one_sided_shampoo.direction(),
         one_sided_shampoo,
         SINGULAR,  # also where the factor has no full rank
         1e3,
@@ -429,18 +444,20 @@ def as_steps(gradients: Gradients) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_dion_follows_the_transcription(side: str) -> None:
-    direction = curvax.scale_by_dion(3, b1=0.9, side=side)
-    states = jax.jit(direction.init)(as_steps(GRADIENTS)[0])
+    direction = curvax.recipes.dion.direction(rank=3, b1=0.9, side=side)
+    states, _ = jax.jit(direction.init)(as_steps(GRADIENTS)[0])
     first = {shape: states[name].factor for name, shape in SHAPES.items()}
+    of_shape = scaled(lambda m, n: np.sqrt(max(1, n / m)), dion)
 
     def theirs(gradients: list[np.ndarray]) -> Any:
-        return dion(gradients, first[gradients[0].shape], mu=0.9, transposed=side == "right")
+        return of_shape(gradients, first[gradients[0].shape], mu=0.9, transposed=side == "right")
 
-    assert_follows(case(direction, theirs, GRADIENTS, 1e3, {"mu": ("M", None)}))
+    ours = case(direction, theirs, GRADIENTS, 1e3, {"mu": ("M", None)})
+    assert_follows(ours._replace(state_of=lambda states, name: states[0][name]))
 
 
 def test_lars_follows_the_transcription() -> None:
-    direction = optax.chain(curvax.momentum(0.9), curvax.scale_by_weight_norm(0.3))
+    direction = curvax.recipes.lars.direction(b1=0.9, scale=0.3)
     weights = {name: gradients[0] + 1 for name, gradients in GRADIENTS.items()}
     found, _ = run_scanned(direction, as_steps(GRADIENTS), weights)
     for name in SHAPES:
