@@ -199,6 +199,16 @@ def parts() -> str:
     return f"{written}\n\n{origin(*_calls.PARTS, command='calls')}"
 
 
+def weights() -> str:
+    """The weights' side, tuned alike: losses of the methods whose seeds have all run."""
+    suites = {x: own for x in SUITES if x.startswith("weights") and (own := finals(x))}
+    columns = suites.values()
+    best_first = next(iter(columns))
+    rows = [[name_of(x), *(own.get(x, {}).get("loss", "") for own in columns)] for x in best_first]
+    titles = ["method", *(f"`{x}`: validation loss, mean (range)" for x in suites)]
+    return f"{table(titles, rows)}\n\n{origin(*suites)}"
+
+
 def machines(lines: Iterable[Mapping[str, Any]]) -> str:
     """The hardware and the versions of lines."""
     known = [x for x in lines if "versions" in x]
@@ -492,7 +502,7 @@ def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 TABLES: dict[str, Callable[[], str]] = {
     **{"calls": calls, "kept": kept, "methods": methods, "parts": parts},
-    **{"rates": rates, "sizes": sizes},
+    **{"rates": rates, "sizes": sizes, "weights": weights},
     "costs": lambda: recorded("programs", "Default calls"),
     "layouts": lambda: recorded("layouts", "Received"),
     "widths": widths.shown,

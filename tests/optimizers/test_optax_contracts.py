@@ -107,6 +107,10 @@ INSIDE = {
         lambda row, plain, g: without_head(plain),
         same_head=True,
     ),
+    "averages": Inside(
+        lambda row: curvax.tail_average(curvax.ema_nesterov(row.make(), 0.0), start=2),
+        lambda row, plain, g: plain,
+    ),
 }
 
 

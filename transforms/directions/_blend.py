@@ -20,6 +20,7 @@ trusted as far as it agrees with $A$, and goes along the gradient as far as $A$ 
 *What both share* goes before the blend, so that it is computed and stored once:
 `optax.chain(shared, blend(optax.identity(), rest, weights))`. Eigenbases change neither sums nor
 lengths: a blend within `in_eigenbasis` is one of directions outside that shares the basis' moments.
+A gate needs the gradient itself, so that a momentum of both stays inside both and is stored twice.
 
 *Numerics.* float32 at least, for entries from 1e-30 to 1e30. A sum that is zero stays zero. *Cost*:
 two Gram matrices of the smaller side, `2m²n` FLOPs each for `m ≤ n`. *State*: that of both and a

@@ -66,6 +66,9 @@ def normalize_rows() -> optax.GradientTransformation:
 def normalize_columns() -> optax.GradientTransformation:
     """Gives each column of a matrix norm 1; zero columns stay zero.
 
+    Columns are the outputs of a kernel `(in, out)`, which are rows in torch: before a polar factor
+    this is MuonEq-R (arXiv:2603.28254).
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> columns = curvax.normalize_columns()

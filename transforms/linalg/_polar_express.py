@@ -23,11 +23,12 @@ CLOSE = 5e-6
 def polar_express(
     steps: int, *, lower: float = 1e-3, cushion: float = 0.02, safety: float = 1.02
 ) -> tuple[tuple[float, float, float], ...]:
-    """Rows `(a, b, c)` that are the best for this number of iterations together.
+    r"""Rows `(a, b, c)` that are the best for this number of iterations together.
 
-    The defaults are those of modded-nanogpt with `steps=5`, whose last row has no safety factor.
-    The name "polar_express" stands for the paper's own list, with a safety factor of 1.01 that does
-    not enter the intervals; its first rows are for more steps to come.
+    Each maps singular values by :math:`a\sigma + b\sigma^3 + c\sigma^5`. The defaults are those of
+    modded-nanogpt with `steps=5`, whose last row has no safety factor. The name "polar_express"
+    stands for the paper's own list, with a safety factor of 1.01 that does not enter the intervals;
+    its first rows are for more steps to come.
 
     Args:
       steps: number of iterations.
@@ -45,6 +46,9 @@ def polar_express(
       >>> import curvax
       >>> express = curvax.polar.newton_schulz(4, coefficients=curvax.polar_express(4))
       >>> optimizer = curvax.muon(0.02, method=express)
+
+    References:
+      Amsel et al., `The Polar Express <https://arxiv.org/abs/2505.16932>`_, 2025, Algorithm 1.
     """
     rows, low, high = [], lower, 1.0
     for step in range(steps):
