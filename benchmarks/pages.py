@@ -112,13 +112,13 @@ def recorded(page: str, title: str) -> str:
     return f"{section.removesuffix(command).strip()}\n\n{command}"
 
 
-def calls() -> str:
-    """The printed calls on the language model: their results and their costs."""
+def calls(own: Iterable[_calls.Printed] = _calls.PRINTED[RECIPE]) -> str:
+    """Printed calls on the language model: their results and their costs."""
     suite, adamw = SUITES[RECIPE], finals(RECIPE)["adamw"]
     curve, base = _compare.curve_of(suite, runs()), _calls.result_of(RECIPE, _calls.ADAMW, runs())
     state, seeds = bytes_per_number("optax.adamw"), len(suite.seeds)
     rows = [["AdamW, tuned", "", adamw["loss"], *4 * ["1.00"], state]]
-    for printed in _calls.PRINTED[RECIPE]:
+    for printed in own:
         found = _calls.result_of(RECIPE, printed.call, runs())
         if len(found.finals) < seeds:
             continue
@@ -501,8 +501,8 @@ def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{"calls": calls, "kept": kept, "methods": methods, "parts": parts},
-    **{"rates": rates, "sizes": sizes, "weights": weights},
+    **{"calls": calls, "first_calls": lambda: calls(_calls.FIRST), "kept": kept},
+    **{"methods": methods, "parts": parts, "rates": rates, "sizes": sizes, "weights": weights},
     "costs": lambda: recorded("programs", "Default calls"),
     "layouts": lambda: recorded("layouts", "Received"),
     "widths": widths.shown,

@@ -85,6 +85,7 @@ LIVELY = Printed(
 )
 SHORTER = Printed("a shorter momentum", "curvax.soap(0.01, b1=0.9)")
 REST = (SWAN, SHAMPOO, ALICE, RACS)
+FIRST = (SOAP, MUON, SWAN, RACS)  # in README and its picture
 PRINTED = {
     "recipe-250": (SOAP, MUON, *REST),
     "recipe-1000": (SOAP, MUON, *REST),
@@ -101,12 +102,11 @@ class _Bare(ast.NodeTransformer):
     LEFT_OUT = ("matrices", "mesh", "weight_decay", "weight_dimension_numbers")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """A schedule is its peak."""
+        """A schedule is its peak, an optimizer with nothing but its decay is the optimizer."""
         self.generic_visit(node)
-        if ast.unparse(node.func) == "schedule" and len(node.args) == 1:
-            return node.args[0]
         node.keywords = [x for x in node.keywords if x.arg not in self.LEFT_OUT]
-        return node
+        bare = ast.unparse(node.func) in ("schedule", "functools.partial") and not node.keywords
+        return node.args[0] if bare and len(node.args) == 1 else node
 
 
 def calls_in(text: str) -> Iterator[str]:
@@ -213,10 +213,10 @@ def alternatives(suite: str, runs: Runs) -> dict[str, Printed]:
 
 
 def drawn(suite: str, runs: Runs) -> Figure:
-    """The final losses of the calls over the time of a step; a point is a seed."""
+    """The final losses of the first calls over the time of a step; a point is a seed."""
     tuned = results(SUITES[suite], runs)["adamw"]
     base = result_of(suite, ADAMW, runs).milliseconds
-    own = {x.call: result_of(suite, x.call, runs) for x in PRINTED[suite]}
+    own = {x.call: result_of(suite, x.call, runs) for x in FIRST}
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     shown = {"AdamW, tuned": (1.0, tuned.losses)}

@@ -11,7 +11,7 @@ MOMENTUM = r"$M \leftarrow b_1 M + (1-b_1) G$"
 DESCENT = r"$W \leftarrow W - \mathrm{lr}\, (D + \lambda W)$"
 MOMENTS = (
     r"$\mathrm{Adam}(\sigma)$ is Adam's direction, from moments of $\sigma$ with "
-    r"$b_1$, $b_2$ and `eps`"
+    "`b1`, `b2` and `eps`"
 )
 LIMITED = r"$\phi$ is the $\|{}\|$ of the step before; at step 1 nothing is limited"
 ELEMENTWISE = (
@@ -115,7 +115,7 @@ BOXES: dict[str, tuple[int | str, ...]] = {
     ),
     "alice": (
         rf"{AT_REFRESH}$U$ follows $b_3 U \tilde Q U^\top + (1-b_3) G G^\top$ by a step of subspace "
-        "iteration (at step 1 its eigenvectors), keeps its leading columns, and draws the "
+        "iteration (at step 1 its eigenvectors), keeps its first `leading` columns, and draws the "
         "others from the orthogonal complement",
         0,
         1,
@@ -174,7 +174,8 @@ SYMBOLS: dict[str, str] = {
     "galore": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}",
     "fira": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns; $\gamma$ is 1.01, "
     rf"and {LIMITED.format('C')} but by the `limit` of `subspaces.fira`",
-    "alice": r"$r$ is `rank`, $\alpha$ is `scale`; $1^\top$ sums columns; $\alpha_c$ and $\gamma$ are "
+    "alice": r"$r$ is `rank`, $\alpha$ is `scale`, `leading` that of `subspaces.complement`, 40; "
+    r"$1^\top$ sums columns; $\alpha_c$ and $\gamma$ are "
     r"`weight` and `gamma` of `subspaces.optimal`, 0.4 and 1.01; "
     rf"{LIMITED.format('C')}. $M$, $v$, $\tilde Q$, $p$ start at 0",
     "apollo": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns",

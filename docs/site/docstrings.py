@@ -15,7 +15,7 @@ import griffe
 
 BLOCK = re.compile(r"^( *)\.\. math::\n((?:\1  +.*\n|\n)+)", re.MULTILINE)
 INLINE = re.compile(r":math:`([^`]+)`")
-LINK = re.compile(r"`([^`<]+?)\s*<([^>]+)>`_+")
+LINK = re.compile(r"`([^`<]+?)\s*<([^<>\s]+)>`_+")
 NAME = re.compile(r"(?<![`\[.\w])`(?:curvax\.)?([a-zA-Z_][\w.]*)`(?!`)")
 GUIDE = re.compile(r"`?\b(docs/\w+)\.md`?")
 ARGUMENTS = re.compile(r"(?m)^Args:\n((?:(?:  .*)?\n)+)")

@@ -28,12 +28,9 @@ import curvax
 ROOT = Path(__file__).resolve().parents[2]
 SUITE, ADAMW = "recipe-250", "adamw"  # of the evidence
 
-# Where the call is another one than `method(rate, weight_decay=..., others=...)`.
+# Where the decay goes.
 DECAY = "weight_decay={decay}"
-ON_BASE = (
-    "refresh=10",  # the default is the paper's 500, for long runs
-    "base=functools.partial(optax.adamw, weight_decay=decay)",
-)
+ON_BASE = "base=functools.partial(optax.adamw, weight_decay=decay)"
 
 # The arguments that a reading may name are those of these modules.
 MODULES = (curvax, curvax.eigenbases, curvax.grafts, curvax.policies, curvax.subspaces)
@@ -175,7 +172,7 @@ def start(name: str) -> str:
     """
     number, *multiple = starts()[name].split(" × ")
     rate, decay = _times(int(number)) if multiple else (number, f"decay * rate / {number}")
-    arguments: list[str] = list(ON_BASE if rows()[name].base else (DECAY,))
+    arguments = [*given(name), ON_BASE if rows()[name].base else DECAY]
     if multiple and not rows()[name].everything:  # others have the rate of the matrices elsewhere
         arguments.append(
             "others=optax.adamw({}, weight_decay={})".format(*_times(others().get(name, 1)))
@@ -185,6 +182,14 @@ def start(name: str) -> str:
     imports += "import curvax\n" + ("import optax\n" if "optax" in code else "")
     today = "rate, decay = 3e-3, 0.1  # of the AdamW that you use today\n"
     return f"{imports}\n{today}optimizer = curvax.{name}(\n    {rate},\n{code})\n"
+
+
+def given(name: str) -> list[str]:
+    """What the call that pages print gives besides learning rates and decay."""
+    calls = [x.call for x in _evidence("_calls").PRINTED[SUITE] if x.method == name]
+    call: Any = ast.parse(calls[0] if calls else "f()", mode="eval").body
+    keywords = (x for x in call.keywords if x.arg not in ("base", "others"))
+    return [ast.unparse(x).replace("'", '"') for x in keywords]
 
 
 def _times(factor: int) -> tuple[str, str]:

@@ -8,7 +8,7 @@ with `side="left"`, where its Q and U_f are named L and U_L.
 Readings chosen:
 - Order of a step as printed: M, L and R, then the basis (t = 1 and t mod K = 0), then v and D in
   that new basis. All states start at 0; no bias correction, no eps. The paper prints no momenta and
-  no period: 0.95, 0.95, 0.95 and 10 are the project's defaults.
+  no period: these are the project's defaults.
 - M is kept in the original space. v is kept as it is at a refresh, as printed.
 - Division (ours): where sqrt(v) <= max(m, n) * 2^-52 * max sqrt(v), the quotient is 0; the
   maximum is over the matrix v of this step, so that bias correction does not change the rule. The
