@@ -4,8 +4,7 @@ r"""Eigendecompositions of symmetric matrices, orthonormal bases made from them,
 Here the entry of largest magnitude in each column (the first one of a tie) is positive, whatever
 LAPACK or cuSOLVER returns. Equal eigenvalues leave the basis of their eigenspace undetermined.
 
-*On TPUs* by Jacobi's method (`docs/xla.md`, "TPUs"). One Newton-Schulz step of $Q$ and Rayleigh
-quotients, in four products, leave `QᵀQ` and eigenvalues as good as LAPACK's.
+*On TPUs* by Jacobi's method, and one Newton-Schulz step of $Q$ (`docs/xla.md`, "TPUs").
 
 *SVDs on TPUs and GPUs*, as in JAX's own for TPUs (Nakatsukasa and Higham, 2013), by the polar
 decomposition $X = H P$ and the eigendecomposition of $H = X P^\top = U \Sigma U^\top$. $P$ is made
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 
 from .._side import LEFT
 from ._by_products import polar_by_products
-from ._numerics import HIGHEST, magnitude, power_of_two
+from ._numerics import HIGHEST, magnitude, power_of_two, to_one
 from ._platforms import by_platform
 from ._products import at, exact_product, gram
 from ._qr import qr
@@ -58,16 +57,6 @@ def jacobi(a: jax.Array) -> jax.Array:
     )[0]
 
 
-def from_eigen(q: jax.Array, d: jax.Array) -> jax.Array:
-    """`Q diag(d) Qᵀ` for `q (..., n, n)` and `d (..., n)`."""
-    return exact_product(q * d[..., None, :], q.mT)
-
-
-def is_indefinite(d: jax.Array) -> jax.Array:
-    """Whether an eigenvalue of `d (n,)` is negative by more than rounding."""
-    return jnp.min(d) < -d.shape[-1] * jnp.finfo(d.dtype).eps * jnp.max(jnp.abs(d))
-
-
 def with_fixed_signs(u: jax.Array) -> jax.Array:
     """`u (..., m, r)` with the entry of largest magnitude in each column positive."""
     largest = jnp.argmax(jnp.abs(u), axis=-2, keepdims=True)
@@ -91,8 +80,7 @@ def leading_vectors(x: jax.Array, rank: int) -> jax.Array:
         return thin_svd(x)[0][:, :rank]
 
     def by_gram(x: jax.Array) -> jax.Array:
-        near_one = x * jnp.ldexp(jnp.ones((), x.dtype), -power_of_two(magnitude(x)))
-        return eigh(gram(near_one, LEFT, HIGHEST))[0][:, ::-1][:, :rank]
+        return eigh(gram(x * to_one(magnitude(x)), LEFT, HIGHEST))[0][:, ::-1][:, :rank]
 
     if x.shape[0] > x.shape[1] or 2 * rank > x.shape[0]:
         return by_svd(x)

@@ -22,35 +22,39 @@ d_{\max}$, for
 
 $$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$$
 
-so that $\rho\,(d_{\max}/f)^{s/p} \le \|G\| / 320$: at most this share of the direction is noise. At
-order 1024 $f$ is `1e-4 d_max` in float32 for `p = s` and `1e-6 d_max` for `p = 2s` (Shampoo, ASGO);
-2e-13 and 2e-15 in float64. Damped eigenvalues above the noise are rooted as they are, so a stale
-root is also right in directions that are new. Where $p = s$ and $\epsilon$ is between the noise and
-$32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the formula itself raises the noise of a gradient of low rank,
-to $\rho\,d_{\max}/\epsilon$ of the direction: `kronecker/_noise.py` does better with the eigenpairs
-that FOAM and DR-Shampoo keep. The iterations do not tell eigenvalues apart: they add $f$ if the
-damping is noise. No float32 floor can tell the noise of a gradient in bfloat16 from a gradient.
+so that $\rho\,(d_{\max}/f)^{s/p} \le \|G\| / 320$: at most this share of the direction is noise.
+Others are rooted as they are, so a stale root is also right in directions that are new. Where $p =
+s$ and the damping is between the noise and $32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the formula itself
+raises the noise of a gradient of low rank; `kronecker/_noise.py` does better with the eigenpairs
+that FOAM and DR-Shampoo keep. Iterations do not tell eigenvalues apart: they add $f$ if the damping
+is noise. No float32 floor can tell the noise of a gradient in bfloat16 from a gradient.
 
-*Cost*: one symmetric eigendecomposition, 14 times a matrix product of the same order on a CPU
-(order 512; `docs/performance.md`). The iterative solvers are in `_iterations.py`.
+The iterative solvers, and the cost of all, are in `_iterations.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from .._trees import widened
 from .._validate import OneOf, checked
-from ._eigh import eigh, from_eigen, is_indefinite
+from ._eigh import eigh
 from ._iterations import ITERATIONS, Rows, root_by_iteration
 from ._loops import each_matrix
-from ._numerics import EIGENVALUE_NOISE, RESOLVED, inexact, magnitude, power_of_two
+from ._numerics import EIGENVALUE_NOISE, RESOLVED, inexact, magnitude, power_of_two, ratio
 from ._products import exact_product
 
 SOLVERS = ("eigh", *ITERATIONS)
+ROOTS: dict[str, tuple[str, Callable[[int], bool]]] = {
+    "newton_schulz": ("2", lambda root: root == 2),
+    "coupled_newton": ("a power of 2", lambda root: root & (root - 1) == 0),
+    "products": ("2, 4, 8, …", lambda root: root > 1 and root & (root - 1) == 0),
+}
+"""Those of iterations."""
 
 GRADIENT_NOISE = 0.1
 """Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`; measured on gradients of
@@ -60,10 +64,7 @@ DIRECTION_NOISE = 1 / 320
 
 
 def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int) -> jax.Array:
-    """The value f for noise of a factor `(n, n)`, over its largest eigenvalue; see above.
-
-    `root` is p, which may be traced, and `sides` is s.
-    """
+    """The value f over d_max, for a factor `(n, n)`; `root` p may be traced, `sides` is s."""
     eps = float(jnp.finfo(statistic.dtype).eps)
     noise = GRADIENT_NOISE * statistic.shape[-1] ** 0.5 * eps / DIRECTION_NOISE
     return jnp.maximum(EIGENVALUE_NOISE * eps, noise ** (root / sides)).astype(statistic.dtype)
@@ -72,16 +73,11 @@ def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int)
 def check_root_arguments(
     root: int, solver: str, damping_mode: str, argument: str = "solver"
 ) -> None:
-    """Raises a `ValueError` if the solver does not support this root or this damping mode."""
+    """Requires a solver for this root and this damping mode."""
     OneOf(SOLVERS).check(argument, solver)
-    if solver == "newton_schulz" and root != 2:
-        raise ValueError(f"root must be 2 for {argument}='newton_schulz', got {root!r}.")
-    if solver == "coupled_newton" and root & (root - 1):
-        raise ValueError(
-            f"root must be a power of 2 for {argument}='coupled_newton', got {root!r}."
-        )
-    if solver == "products" and (root < 2 or root & (root - 1)):
-        raise ValueError(f"root must be 2, 4, 8, … for {argument}='products', got {root!r}.")
+    allowed, has_root = ROOTS.get(solver, ("", lambda root: True))
+    if not has_root(root):
+        raise ValueError(f"root must be {allowed} for {argument}={solver!r}, got {root!r}.")
     if solver != "eigh" and damping_mode in ("floor", "outside"):
         raise ValueError(f"damping_mode={damping_mode!r} needs {argument}='eigh', got {solver!r}.")
 
@@ -110,14 +106,11 @@ def solve_root(
     """
     size = magnitude(a)
     by, damping, back = near_one(size, root, eps, damping_mode)  # squares stay in range
-    a, indefinite = a * by, jnp.bool_(False)
+    given, indefinite = (a * by, root, damping, damping_mode, floor), jnp.bool_(False)
     if solver == "eigh":
-        x, error, indefinite = inverse_root_by_eigh(a, root, damping, damping_mode, floor)
+        x, error, indefinite = inverse_root_by_eigh(*given)
     else:
-        relative = damping_mode == "relative"
-        x, error = root_by_iteration(
-            a, root, damping, solver, relative=relative, floor=floor, rows=rows
-        )
+        x, error = root_by_iteration(*given, solver, rows)
     finite = jnp.isfinite(size)
     x = jnp.where(finite, x * back, jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
@@ -187,8 +180,7 @@ def inverse_root(
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     a = inexact(a)
-    work = a.astype(np.promote_types(a.dtype, np.float32))
-    solved = each_matrix(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
+    solved = each_matrix(lambda x: solve_root(x, root, eps, damping_mode, solver), widened(a))
     return solved.inverse_root.astype(a.dtype), solved.error
 
 
@@ -199,28 +191,23 @@ def root_eigenvalues(
     mode: str = "absolute",
     floor: jax.typing.ArrayLike = 0.0,
 ) -> jax.Array:
-    """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the table above.
-
-    Rounding noise counts as `floor` times the largest eigenvalue.
-    """
+    """The table above, for eigenvalues `d (..., n)`; noise counts as `floor` times the largest."""
     largest = jnp.max(d, axis=-1, keepdims=True)
     damping = jnp.asarray(damping, d.dtype)
     on_range = (damping > 0) | (d > d.shape[-1] * jnp.finfo(d.dtype).eps * largest)
-    positive = jnp.maximum(d, 0)
-    noise = EIGENVALUE_NOISE * jnp.finfo(d.dtype).eps * jnp.maximum(largest, 0)
+    positive, largest = jnp.maximum(d, 0), jnp.maximum(largest, 0)
+    noise = EIGENVALUE_NOISE * jnp.finfo(d.dtype).eps * largest
     unit = noise * (RESOLVED / EIGENVALUE_NOISE)
-    least = floor * jnp.maximum(largest, 0)
+    least = floor * largest
     if mode == "outside":
         base = jnp.where(positive > 0, positive, 0) ** (1 / root) + damping
         unit, noise, least = (x ** (1 / root) for x in (unit, noise, least))
-        resolved = damping > unit
-        power = -1.0
+        added, power = damping, -1.0
     else:
-        added = damping * jnp.maximum(largest, 0) if mode == "relative" else damping
+        added = damping * largest if mode == "relative" else damping
         base = jnp.maximum(positive, damping) if mode == "floor" else positive + added
-        resolved = added > unit
         power = -1 / root
-    base = jnp.where(resolved | (base > noise), base, jnp.maximum(base, least))
+    base = jnp.where((added > unit) | (base > noise), base, jnp.maximum(base, least))
     kept = on_range & (base > 0) | jnp.isnan(d)
     return jnp.where(kept, jnp.where(kept, base, 1) ** power, 0)
 
@@ -232,12 +219,9 @@ def inverse_root_by_eigh(
     mode: str = "absolute",
     floor: jax.typing.ArrayLike = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`a^(-1/root)` for `a (n, n)`, an error estimate, and whether `a` is indefinite.
-
-    The estimate is `‖A Q - Q diag(d)‖ / ‖A‖` (Frobenius): a backward error, a few times eps(dtype).
-    """
+    """`a^(-1/root)`, `‖A Q - Q diag(d)‖ / ‖A‖` (Frobenius), and whether `a (n, n)` is not ⪰ 0."""
     q, d = eigh(a)
-    residual = jnp.linalg.norm(exact_product(a, q) - q * d[None, :])
-    norm = jnp.linalg.norm(a)
-    error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
-    return from_eigen(q, root_eigenvalues(d, root, damping, mode, floor)), error, is_indefinite(d)
+    error = ratio(jnp.linalg.norm(exact_product(a, q) - q * d[None, :]), jnp.linalg.norm(a))
+    x = exact_product(q * root_eigenvalues(d, root, damping, mode, floor)[None, :], q.mT)
+    indefinite = jnp.min(d) < -len(d) * jnp.finfo(d.dtype).eps * jnp.max(jnp.abs(d))
+    return x, error, indefinite

@@ -7,28 +7,16 @@ X \leftarrow X T, \quad M \leftarrow T^p M$$
 with $z = (1 + p) / (2 \lambda)$, $\lambda \ge \lambda_{\max}$: $M \to I$ and $X \to
 A_\epsilon^{-1/p}$.
 
-*Newton-Schulz*, for $p = 2$ (Gong et al., arXiv:2502.07752, B.8): $Y_0 = A_\epsilon /
-\|A_\epsilon\|$, $Z_0 = I$, $T = (3I - ZY)/2$, $Y \leftarrow YT$, $Z \leftarrow TZ$; $Z /
-\sqrt{\|A_\epsilon\|} \to A_\epsilon^{-1/2}$.
-
-*By products in a fixed number*, for $p = 2, 4, 8, \dots$: Newton-Schulz with the best polynomials,
-$$Y_0 = A_\epsilon / \lambda, \quad Z_0 = I, \quad M = Z Y, \quad T = a I + b M + c M^2, \quad
-Y \leftarrow Y T, \quad Z \leftarrow T Z$$
-$Y \to (A_\epsilon / \lambda)^{1/2}$ and $Z$ to its inverse; roots of higher order are roots of $Y$.
-An eigenvalue $t^2$ of $M$ becomes $(t\,(a + b t^2 + c t^4))^2$, and each row $(a, b, c)$ makes the
-largest distance of this from 1 least, over all $t$ that the rows before leave (Amsel et al., The
-Polar Express, arXiv:2505.16932, for the sign function, which is this iteration: Higham, 1997). Rows
-are for condition numbers of `A_ε` up to `1 / (8 eps)`, 1e6 in float32: 7 rounds of 4 products (the
-first of 2), and 5 more for `p = 4`, in a stack as for one of its matrices.
-
-| relative error of a direction, float32, order 256 | condition 1e2 | 1e4 | 1e6 |
-|---|---|---|---|
-| `p = 2`, by products / `eigh` | 4e-6 / 7e-7 | 3e-5 / 5e-6 | 1e-3 / 2e-4 |
-| `p = 4`, by products / `eigh` | 2e-6 / 5e-7 | 7e-6 / 1e-6 | 7e-5 / 1e-5 |
-
-In float64 rows are for condition numbers up to 5.6e14, and more rounds amplify rounding: `max |X^p
-A - I|` by products is 14, 360 and 23,000 times `κ · eps` for `κ` of 1e4, 1e8 and 1e12, where other
-solvers stay below 12 times.
+*Newton-Schulz*, for $p = 2$: with $M = Z Y$ and a polynomial $T$ of $M$,
+$$Y_0 = A_\epsilon / \lambda, \quad Z_0 = I, \quad Y \leftarrow Y T, \quad Z \leftarrow T Z$$
+$Y \to (A_\epsilon / \lambda)^{1/2}$ and $Z$ to its inverse. "newton_schulz" has $T = (3I - M)/2$
+(Gong et al., arXiv:2502.07752, B.8). "products" has a fixed number of steps $T = a I + b M + c
+M^2$, and roots of higher order, $p = 4, 8, \dots$, are roots of $Y$. An eigenvalue $t^2$ of $M$
+becomes $(t\,(a + b t^2 + c t^4))^2$, and each row $(a, b, c)$ makes the largest distance of this
+from 1 least, over all $t$ that the rows before leave (Amsel et al., The Polar Express,
+arXiv:2505.16932, for the sign function, which is this iteration: Higham, 1997). Rows are for
+condition numbers of `A_ε` up to `1 / (8 eps)`, 1e6 in float32: 7 rounds, and 5 more for `p = 4`.
+`docs/performance_details.md`, "Roots by products", has the errors.
 
 *Damping* relative to $\lambda_{\max}$ takes it from 32 power iterations, from below: 0.4 % too
 small for Gaussian factors, and at most `log(n) / 64` where the largest eigenvalues are close.
@@ -37,7 +25,7 @@ small for Gaussian factors, and at most `log(n) / 64` where the largest eigenval
 Without damping they diverge along the null space, where rounding makes `M` look converged. The
 error estimate therefore uses the root itself, `max |X^p A_ε - I|`. *Cost* per iteration, order `n`:
 `2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton), `6n³` (Newton-Schulz), `8n³` (by products). `eigh` is
-cheaper on a CPU; on a GPU it is expensive at large orders.
+cheaper on a CPU, where it takes as long as 14 products; on a GPU it is expensive at large orders.
 """
 
 from __future__ import annotations
@@ -50,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._validate import RULES
+from .._validate import checked
 from ._loops import while_at_most
 from ._numerics import HIGHEST, RESOLVED, magnitude, safe_norm
 from ._products import exact_product
@@ -62,6 +50,7 @@ NEWTON_SCHULZ_STEPS = 40
 Rows = tuple[tuple[float, float, float], ...]  # coefficients of iterations
 
 
+@checked
 def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     """Estimates the largest eigenvalue of symmetric positive semi-definite `a (n, n)` from below.
 
@@ -72,22 +61,21 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     Raises:
       ValueError: if `iterations` is not a positive integer.
     """
-    RULES["power_iteration.iterations"].check("iterations", iterations)
 
     def power_step(_: jax.Array, v: jax.Array) -> jax.Array:
         w = jnp.matmul(a, v, precision=HIGHEST)
         norm = safe_norm(w)
-        return jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1), v)
+        return jnp.where(norm > 0, w / _positive(norm), v)
 
     scale = jnp.max(jnp.abs(a))
-    a = a / jnp.where(scale > 0, scale, 1)
+    a = a / _positive(scale)
     start = jnp.sum(jnp.abs(a), axis=-1) + jnp.linspace(0.5, 1.0, a.shape[-1], dtype=a.dtype)
     v = jax.lax.fori_loop(0, iterations, power_step, start / safe_norm(start))
     return scale * jnp.dot(v, jnp.matmul(a, v, precision=HIGHEST), precision=HIGHEST)
 
 
 class _Newton(NamedTuple):
-    """State of the coupled Newton iteration: the iterates, and the previous X (`best`)."""
+    """The iterates, and the previous X."""
 
     x: jax.Array
     m: jax.Array
@@ -130,8 +118,7 @@ def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
 def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Array:
     """`a^(-1/2)` by coupled Newton-Schulz steps; with `rows`, by a step for each, unconverged."""
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    norm = safe_norm(a) if rows is None else schatten_norms(a, SPECTRAL)[0, 0]
-    norm = jnp.where(norm > 0, norm, 1)
+    norm = _positive(safe_norm(a) if rows is None else schatten_norms(a, SPECTRAL)[0, 0])
 
     def polynomial(m: jax.Array, i: jax.Array) -> jax.Array:
         if rows is None:
@@ -147,8 +134,7 @@ def _by_products(a: jax.Array, root: int) -> jax.Array:
     """`a^(-1/root)` for `root` 2, 4, 8, … and condition numbers up to `1 / (8 eps)`."""
     norm = _norm_bound(a)
     # At most n^(1/8) times λ_max. A power iteration may be 10 % below it, where these diverge.
-    tighter = safe_norm(_power(a / norm, 4)) ** 0.25
-    bound = norm * jnp.where(tighter > 0, tighter, 1)
+    bound = norm * _positive(safe_norm(_power(a / norm, 4)) ** 0.25)
     resolution = float(jnp.finfo(a.dtype).eps)
     y, z, condition, power = a / bound, a, 1 / (8 * resolution), 1
     while power < root:
@@ -208,20 +194,19 @@ def closest_quintic(low: float, high: float) -> tuple[list[float], float]:
 
 def _norm_bound(a: jax.Array) -> jax.Array:
     """A bound of the largest eigenvalue, 1 for zeros; the Frobenius norm is often the tighter."""
-    bound = jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), safe_norm(a))
-    return jnp.where(bound > 0, bound, 1)
+    return _positive(jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), safe_norm(a)))
+
+
+def _positive(x: jax.Array) -> jax.Array:
+    """`x`, and 1 where it is not positive: what a division by it needs."""
+    return jnp.where(x > 0, x, 1)
 
 
 def _power(t: jax.Array, exponent: int) -> jax.Array:
-    result = None
-    while exponent:
-        if exponent % 2:
-            result = t if result is None else exact_product(result, t)
-        exponent //= 2
-        if exponent:
-            t = exact_product(t, t)
-    assert result is not None
-    return result
+    """`t^exponent`, for a power of 2."""
+    for _ in range(exponent.bit_length() - 1):
+        t = exact_product(t, t)
+    return t
 
 
 ITERATIONS = {
@@ -235,21 +220,19 @@ def root_by_iteration(
     a: jax.Array,
     root: int,
     damping: jax.Array,
-    solver: str,
-    *,
-    relative: bool,
+    mode: str,
     floor: jax.typing.ArrayLike,
+    solver: str,
     rows: Rows | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
-    With `relative` the damping is multiplied by the largest eigenvalue, as `power_iteration` finds
-    it. Damping that is positive, but rounding noise, counts as `floor` times the largest
-    eigenvalue; what `RESOLVED` eps of that is, the dtype resolves. With `rows` the root is what
+    Both the damping in the mode "relative" and the `floor`, for damping that is rounding noise, are
+    multiples of the largest eigenvalue, as `power_iteration` finds it. With `rows` the root is what
     these steps of Newton-Schulz leave of it.
     """
     eye, largest = jnp.eye(a.shape[-1], dtype=a.dtype), power_iteration(a)
-    added = damping * (largest if relative else 1)
+    added = damping * (largest if mode == "relative" else 1)
     noisy = (added > 0) & (added <= RESOLVED * jnp.finfo(a.dtype).eps * largest)
     a = a + jnp.where(noisy, jnp.maximum(added, floor * largest), added) * eye
     x = ITERATIONS[solver](a, root) if rows is None else _newton_schulz(a, root, rows)

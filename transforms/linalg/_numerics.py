@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from .._trees import widened
 from ._platforms import by_platform, materialized
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -65,10 +65,9 @@ def magnitude(
 ) -> jax.Array:
     """The largest magnitude in `x`, or along `axis`: not finite if an entry is not, 0 if all are.
 
-    The largest bit pattern, where those of NaN are above that of infinity: XLA for CPUs leaves NaN
-    out of the maximum of 4096 numbers or more (docs/xla.md).
+    By bit patterns, where NaN is above infinity (`docs/xla.md`, "Maxima on CPUs").
     """
-    wide = jnp.abs(x).astype(np.promote_types(x.dtype, np.float32))
+    wide = widened(jnp.abs(x))
     bits = jax.lax.bitcast_convert_type(wide, f"int{8 * wide.dtype.itemsize}")
     largest = jnp.max(bits, axis=axis, keepdims=keepdims)
     return jax.lax.bitcast_convert_type(largest, wide.dtype).astype(x.dtype)
@@ -80,6 +79,16 @@ def power_of_two(largest: jax.Array) -> jax.Array:
     Clipped to ±126, so that `2^(-e)` is a normal float32. Arbitrary if `largest` is not finite.
     """
     return jnp.clip(jnp.frexp(largest.astype(jnp.float32))[1], -126, 126)
+
+
+def to_one(largest: jax.Array) -> jax.Array:
+    """`2^(-e)` with the exponent of `power_of_two`, by which products are exact."""
+    return jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+
+
+def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b`, and 0 where `b` is not positive."""
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
 
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -99,11 +108,9 @@ def significant(squares: jax.Array) -> jax.Array:
 def norms(x: jax.Array) -> jax.Array:
     """The norms `(..., 1, 1)` of `x (..., m, n)`, in float32 at least.
 
-    They come from sums of squares at two scales; one of these neither underflows nor overflows for
-    entries from 1e-30 to 1e30. On CPUs they come from one sum, if its squares are in range: XLA for
-    CPUs computes `x` anew for each sum.
+    From sums of squares at two scales, of which one neither underflows nor overflows for entries
+    from 1e-30 to 1e30; on CPUs from one sum if it is in range: each would compute `x` anew.
     """
-    work = x.astype(np.promote_types(x.dtype, np.float32))
 
     def usual(x: jax.Array) -> jax.Array:
         norm = safe_root(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
@@ -111,14 +118,11 @@ def norms(x: jax.Array) -> jax.Array:
         return jax.lax.cond(in_range, lambda x: norm, _at_two_scales, x)
 
     at_once = functools.partial(_at_two_scales, at_once=True)
-    return by_platform(gpu=at_once, tpu=_at_two_scales, default=usual)(work)
+    return by_platform(gpu=at_once, tpu=_at_two_scales, default=usual)(widened(x))
 
 
 def _at_two_scales(x: jax.Array, *, at_once: bool = False) -> jax.Array:
-    """`norms` from both sums; `at_once`: in one kernel, which reads `x` once.
-
-    XLA for TPUs fuses sums anyway, and two are faster on CPUs.
-    """
+    """`norms` from both sums; `at_once`: in one kernel of a GPU, which reads `x` once."""
     squares = [jnp.square(x * scale) for scale in TWO_SCALES]
     if at_once:
         plus = functools.partial(jax.tree.map, operator.add)
@@ -126,18 +130,15 @@ def _at_two_scales(x: jax.Array, *, at_once: bool = False) -> jax.Array:
         sums = jax.lax.reduce(squares, zeros, plus, (x.ndim - 2, x.ndim - 1))
     else:
         sums = [jnp.sum(y, axis=(-2, -1)) for y in squares]
-    scaled = [safe_root(total) for total in sums]
-    of_small, of_large = (
-        (root / scale)[..., None, None] for root, scale in zip(scaled, TWO_SCALES, strict=True)
-    )
+    roots = (safe_root(x) / scale for x, scale in zip(sums, TWO_SCALES, strict=True))
+    of_small, of_large = (root[..., None, None] for root in roots)
     return jnp.where(of_small < 2.0**11, of_small, of_large)
 
 
 def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
     """Rescales each matrix of `x (..., m, n)` to the norm of its match in `like`; 0 stays 0."""
-    norm, target = norms(x), norms(like)
-    factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
-    return (x.astype(norm.dtype) * factor).astype(x.dtype)
+    norm = norms(x)
+    return (x.astype(norm.dtype) * ratio(norms(like), norm)).astype(x.dtype)
 
 
 def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
@@ -168,8 +169,7 @@ def over_tiles(
 ) -> jax.Array:
     """`f(x, numbers, spread, others)`, which is elementwise in `x (..., m, n)` and the `others`.
 
-    `spread` gives each entry the number `(..., ⌈m/b⌉, ⌈n/b⌉)` of its tile. On TPUs in bands of
-    tiles: XLA would write the numbers of all entries out.
+    `spread` gives each entry the number `(..., ⌈m/b⌉, ⌈n/b⌉)` of its tile.
     """
     *batch, m, n = x.shape
 
@@ -194,10 +194,7 @@ def over_entries(numbers: jax.Array, block: int, shape: tuple[int, ...]) -> jax.
 
 
 def _bands(x: jax.Array, block: int) -> jax.Array:
-    """The rows of `x (..., m, n)` in bands of tiles, padded with zeros: `(..., ⌈m/b⌉, b, n)`.
-
-    Columns are not split: an array with an axis of 64 columns is padded to 128 on a TPU.
-    """
+    """The rows of `x (..., m, n)` in bands of tiles, padded with zeros: `(..., ⌈m/b⌉, b, n)`."""
     *batch, m, n = x.shape
     high = max(min(block, m), 1)
     x = jnp.pad(x, [(0, 0)] * len(batch) + [(0, -m % high), (0, 0)])

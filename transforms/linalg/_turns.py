@@ -12,21 +12,19 @@ $U \leftarrow U T$, $H \leftarrow T^\top H T$:
 $$K_{ij} = \frac{H_{ij} \Delta}{\Delta^2 + \tau^2 h_i h_j + (\nu h_{max})^2}, \qquad
 T = I + f K + f^2 K^2 / 2 + f^3 K^3 / 8$$
 
-Newton's step, $K_{ij} = H_{ij} / \Delta$, makes $H_{ij}$ 0 to first order (the refinement of Ogita
-and Aishima, 2018), but has no bound where eigenvalues are close, while the entry says little there:
-any basis of an eigenspace will do. $\tau$ makes the step small there, and $\nu$ where $\Delta$ is
-rounding noise. Without bounds on the angles' sum it diverges: rows $i$ are scaled to a length of at
-most 0.7, $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$ taking the place of $K_{ij}$.
-Then $f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$, from four steps of power iteration with
-$K^2$ from the vector of the rows' lengths. $K$ is antisymmetric, so $T$ is a rotation up to
-$f^6 K^6 / 64$.
+Newton's step, $K_{ij} = H_{ij} / \Delta$, makes $H_{ij}$ 0 to first order (the refinement of `Ogita
+and Aishima <https://doi.org/10.1007/s13160-018-0310-3>`_, 2018), but has no bound where eigenvalues
+are close, while the entry says little there: any basis of an eigenspace will do. $\tau$ makes the
+step small there, and $\nu$ where $\Delta$ is rounding noise. Without bounds on the angles' sum it
+diverges: rows $i$ are scaled to a length of at most 0.7, $K_{ij} \min(r_i, r_j)$ with
+$r_i = \min(1, 0.7 / \|K_i\|)$ taking the place of $K_{ij}$. Then $f = \min(1, 0.6 / \ell)$ with
+$\ell \approx \|K\|_2$, from four steps of power iteration with $K^2$ from the vector of the rows'
+lengths. $K$ is antisymmetric, so $T$ is a rotation up to $f^6 K^6 / 64$.
 
 A rotation with $\ell < 0.3$ is the last: the rest is of order $\ell^2$, but for close eigenvalues,
 which converge slowly and matter little. Roots need $\ell < 0.1$, because what is left between a
-large eigenvalue and a small one is a large share of the small one (`docs/performance_details.md`
-has how many rotations it takes). Moments and gradients take the product of all turns once, behind
-the loop. Nothing is sorted: columns keep their eigenvalues and moments. So the first refresh, from
-the identity, has no decomposition either.
+large eigenvalue and a small one is a large share of the small one. Nothing is sorted: columns keep
+their eigenvalues and moments, which take the product of all turns once.
 
 *Straight bases.* Rounding and long rotations leave a basis that is not quite orthonormal,
 $U^\top U = I + E$. Where the defect $\|E x\| / \|x\|$ for one vector $x$ of signs, about the root
@@ -36,10 +34,6 @@ $U^\top L U$, and what the range of $L$ has does not leak into its null space.
 
 *Cost* for order `d`: 6 products, `12 d³` FLOPs, for each rotation, and as many for a turn that
 straightens. An exact turn takes one product beside the decomposition.
-
-References:
-  Ogita and Aishima, `Iterative refinement for symmetric eigenvalue decomposition
-  <https://doi.org/10.1007/s13160-018-0310-3>`_, 2018.
 """
 
 from __future__ import annotations
@@ -53,27 +47,19 @@ import jax.numpy as jnp
 
 from ._eigh import eigh, with_fixed_signs
 from ._loops import while_at_most
-from ._numerics import magnitude, power_of_two, safe_norm, safe_root
+from ._numerics import magnitude, ratio, safe_norm, safe_root, to_one
 from ._platforms import by_platform, diagonals
 from ._products import exact_product
 from ._qr import qr
 
-CLOSENESS = 0.3
-"""τ: eigenvalues whose distance is below this share of their geometric mean are close."""
-NOISE = 1e-7
-"""ν: differences below this share of the largest eigenvalue are rounding noise."""
-LONGEST_ROW = 0.7
-"""The longest row of a rotation's generator."""
-LONGEST = 0.6
-"""The largest spectral norm of a rotation's generator."""
-SHORT, SHORT_FOR_ROOTS = 0.3, 0.1
-"""A rotation shorter than this ends a refresh."""
-LEAST_DEFECT = 3e-4
-"""Bases with a smaller defect stay as they are."""
-MOST_DEFECT = 0.5
-"""Bases with a larger defect are damaged."""
-ROTATIONS = 80
-"""As many lead from the identity to the eigenvectors of any matrix."""
+CLOSENESS = 0.3  # τ
+NOISE = 1e-7  # ν
+LONGEST_ROW = 0.7  # of K
+LONGEST = 0.6  # the spectral norm of f K
+SHORT, SHORT_FOR_ROOTS = 0.3, 0.1  # rotations that end a refresh
+LEAST_DEFECT = 3e-4  # of bases that are straightened
+MOST_DEFECT = 0.5  # of a basis that is not damaged
+ROTATIONS = 80  # as many lead from the identity to the eigenvectors of any matrix
 
 
 class Turn(NamedTuple):
@@ -94,7 +80,7 @@ def by_default(u: jax.Array, h: jax.Array, short: float) -> Turn:
 
 def by_eigh(u: jax.Array, h: jax.Array) -> Turn:
     """The eigenvectors of `h`, and a diagonal statistic."""
-    scale = _to_one(h)
+    scale = to_one(magnitude(h))
     q, d = eigh(h * scale)
     q = with_fixed_signs(q[:, ::-1])
     u, turn, h = straightened(exact_product(u, q), q, jnp.diag(d[::-1] / scale))
@@ -102,7 +88,7 @@ def by_eigh(u: jax.Array, h: jax.Array) -> Turn:
 
 
 def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], jax.Array]) -> Turn:
-    """Steps of orthogonal iteration; after each, up to `most`, `again(h)` says if one is needed."""
+    """Up to `most` steps of orthogonal iteration, while `again(h)` is true after one."""
 
     def qr_step(h: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         order = jnp.argsort(-diagonals(h), stable=True)
@@ -125,10 +111,9 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 def by_rotations(u: jax.Array, h: jax.Array, most: int, short: float = SHORT) -> Turn:
     """At most so many rotations, and turns that straighten the basis where it is not orthonormal.
 
-    One that is shorter than `short` is the last. Under `vmap` the loop ends when no matrix needs
-    another; a condition would compute all of them.
+    One that is shorter than `short` is the last.
     """
-    scale, eye = _to_one(h), _eye(h)
+    scale, eye = to_one(magnitude(h)), _eye(h)
 
     def again(loop: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         rounds, _, straight, u, h, turn = loop
@@ -167,11 +152,6 @@ def orthonormal(u: jax.Array) -> jax.Array:
     return (_defect(u) < MOST_DEFECT) & (jnp.max(jnp.abs(lengths - 1)) < MOST_DEFECT)
 
 
-def _to_one(h: jax.Array) -> jax.Array:
-    """The power of two that scales the largest entry of `h` to near 1."""
-    return jnp.ldexp(jnp.ones((), h.dtype), -power_of_two(magnitude(h)))
-
-
 def straightened(u: jax.Array, turn: Any = None, h: Any = None) -> tuple[jax.Array, Any, Any]:
     """`u (d, d)`, made orthonormal by at most four Newton-Schulz steps if its defect shows.
 
@@ -208,7 +188,7 @@ def generator(h: jax.Array) -> jax.Array:
     apart = d[None, :] - d[:, None]
     noise = NOISE * jnp.max(d)
     below = apart**2 + CLOSENESS**2 * d[None, :] * d[:, None] + noise**2
-    k = jnp.where(below > 0, h * apart / jnp.where(below > 0, below, 1), 0)
+    k = ratio(h * apart, below)
     k = (k - k.mT) / 2
     rows = safe_norm(k, axis=1)
     shrink = jnp.minimum(1, LONGEST_ROW / jnp.maximum(rows, LONGEST_ROW))
@@ -216,10 +196,7 @@ def generator(h: jax.Array) -> jax.Array:
 
 
 def _length(k: jax.Array, square: jax.Array) -> jax.Array:
-    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below.
-
-    Any precision will do.
-    """
+    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below."""
     v = safe_norm(k, axis=0)
     for _ in range(3):
         v = square @ v  # rows of k are at most 0.7 long, so nothing overflows
