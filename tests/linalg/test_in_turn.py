@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
     "statistics and roots": lambda x: SHAMPOO.update(x, SHAMPOO.init(x))[0],
     "in full precision": lambda x: _products.exact_product(x, x, transpose_a=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
-    "polar_of_range": lambda x: _by_products.polar_of_range(x, COLUMNS),
+    "of range": lambda x: _by_products.polar_by_products(x, size=COLUMNS),
 }
 
 

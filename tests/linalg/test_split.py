@@ -25,7 +25,7 @@ FUNCTIONS: dict[str, Callable[..., jax.Array]] = {
     "polar_express": functools.partial(
         _polar.newton_schulz, norm="gram", coefficients="polar_express", steps=7
     ),
-    "of range": lambda x, axis_name=None: _by_products.polar_of_range(x, 64, axis_name),
+    "of range": lambda x, axis_name=None: _by_products.polar_by_products(x, axis_name, 64),
     "by products": _by_products.polar_by_products,
 }
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -60,21 +59,18 @@ class NewtonSchulz(PolarMethod):
     def __post_init__(self) -> None:
         """Checks the arguments of `newton_schulz`."""
         check_fields(self)
-        nested = self.rows and not isinstance(self.coefficients, str)
-        several = nested and isinstance(self.coefficients[0], Sequence)
+        coefficient_rows(self.coefficients, self.steps)
+        named = isinstance(self.coefficients, str)
+        several = not named and isinstance(self.coefficients[0], Sequence)
         if several and len(self.coefficients) > self.steps:
             raise ValueError(
                 f"coefficients must have at most steps={self.steps} rows, got "
                 f"{self.coefficients!r}."
             )
 
-    @functools.cached_property
-    def rows(self) -> tuple[tuple[float, float, float], ...]:
-        """The coefficients of each iteration."""
-        return coefficient_rows(self.coefficients, self.steps)
-
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        x = _polar.iterated(x, self.rows, self.eps, self.norm, self.dtype, axis_name)
+        how = self.coefficients, self.steps, self.eps, self.norm, self.dtype
+        x = _polar.newton_schulz(x, *how, axis_name)
         return x if self.dtype is None else x.astype(self.dtype)
 
 

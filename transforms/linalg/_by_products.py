@@ -20,16 +20,14 @@ most 1 on [0, 1.01], and at least 1/2 from the first place where they reach it. 
 so it needs the hundredth for rounding errors; a steeper one sends large values below 1/2, where
 rounding weighs more. In null spaces rounding is below an eighth of the cutoff
 `max(m, n) · eps · σ_max`, from 2 × 3 to 160 × 160. The Gram matrix alone would take fewer products
-with `X` if `n ≫ m`, but nothing below `√eps · σ_max` is left in it. Where singular vectors are
-determined, errors in float32 are at most twice those of LAPACK's SVD
-(`tests/linalg/test_platforms.py`).
+with `X` if `n ≫ m`, but nothing below `√eps · σ_max` is left in it. `docs/xla.md` has the errors.
 
 *Cost* for `m ≤ n`: 13 rounds of `4m²n + 2m³` FLOPs for 160 × 160 in float32, 12 for 160 × 640, 16
 without a cutoff; and four products for the norm, `2m²n + 6m³`. With an `axis_name` of `shard_map`,
-whose devices all have the matrix, each of D devices does `1 / D` of the FLOPs: it works on its own
-part of the longer side, and on its own rows of products of squares of the shorter order `m`. It
-receives `m²` numbers twice for each Gram matrix (`psum`), `m²` for each product of squares
-(`all_gather`), and all of the result once. A side that D does not divide is not split.
+whose devices all have the matrix, each of D devices works on its own part of the longer side, and
+on its own rows of products of squares of the shorter order `m`: `1 / D` of the FLOPs. It receives
+`m²` numbers twice for each Gram matrix (`psum`), `m²` for each product of squares (`all_gather`),
+and all of the result once. A side that D does not divide is not split.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._loops import in_turn
-from ._numerics import power_of_two, safe_norm
+from ._numerics import safe_norm, to_one
 from ._products import exact_product
 
 AxisName = str | tuple[str, ...] | None
@@ -64,20 +62,22 @@ UNROLLED = 4
 
 
 class Split(NamedTuple):
-    """How devices divide matrices."""
+    """How devices divide matrices, or that they do not: then all methods leave `x` as it is."""
 
-    axis_name: str | tuple[str, ...]
+    axis_name: AxisName
     axis: int  # of the matrices, that of the longer side
     devices: int
 
     @classmethod
-    def of(cls, x: jax.Array, axis: int, axis_name: str | tuple[str, ...]) -> Split | None:
-        """For matrices `x (..., m, n)` whose longer side is `axis`; `None` if it is not split."""
-        devices = jax.lax.axis_size(axis_name)
-        return None if x.shape[axis] % devices else cls(axis_name, axis, devices)
+    def of(cls, x: jax.Array, axis: int, axis_name: AxisName) -> Split:
+        """For matrices `x (..., m, n)` whose longer side is `axis`."""
+        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        return cls(None if x.shape[axis] % devices else axis_name, axis, devices)
 
     def device_part(self, x: jax.Array, axis: int | None = None) -> jax.Array:
         """This device's part of `x`, by default along the longer side."""
+        if self.axis_name is None:
+            return x
         axis = self.axis if axis is None else axis
         size = x.shape[axis] // self.devices
         start = jax.lax.axis_index(self.axis_name) * size
@@ -86,43 +86,59 @@ class Split(NamedTuple):
     def gathered(self, x: jax.Array, axis: int | None = None) -> jax.Array:
         """The inverse of `device_part`, on every device."""
         axis = x.ndim + (self.axis if axis is None else axis)
-        return jax.lax.all_gather(x, self.axis_name, axis=axis, tiled=True)
+        name = self.axis_name
+        return x if name is None else jax.lax.all_gather(x, name, axis=axis, tiled=True)
 
     def summed(self, gram: jax.Array) -> jax.Array:
         """The Gram matrix on the shorter side, from those of the parts."""
-        return jax.lax.psum(gram, self.axis_name)
+        return gram if self.axis_name is None else jax.lax.psum(gram, self.axis_name)
 
     def reduce(
         self, product: Callable[[jax.Array, jax.Array], jax.Array], squares: Sequence[jax.Array]
     ) -> jax.Array:
         """`functools.reduce` of square matrices, by rows of the first one."""
         first, *others = squares
-        if first.shape[-2] % self.devices:
+        if self.axis_name is None or first.shape[-2] % self.devices:
             return functools.reduce(product, squares)
         part = self.device_part(first, -2)
         return self.gathered(functools.reduce(product, others, part), -2)
 
 
-def polar_of_range(x: jax.Array, size: int, axis_name: AxisName = None) -> jax.Array:
-    """The polar factor of `x (..., m, n)`; singular values up to `size · eps · σ_max` give 0.
+def polar_by_products(
+    x: jax.Array, axis_name: AxisName = None, size: int | None = None
+) -> jax.Array:
+    """The polar factor of finite `x (..., m, n)`; of zeros it is zero.
 
-    A zero matrix gives zero. `x` is finite.
+    With a `size` singular values up to `size · eps · σ_max` give 0. Without it those of at least
+    `eps · σ_max` give 1, and null spaces have rounding errors of any length up to 1.
     """
-    return _stepped(x, size, [DECIDE] * 4, axis_name)
+    last = [CONVERGE] * 3 if size is None else [DECIDE] * 4
+    rows, largest = _polynomials((size or 1) * float(jnp.finfo(x.dtype).eps), last)
 
+    def polar(x: jax.Array) -> jax.Array:
+        if x.shape[-2] < x.shape[-1]:
+            # Products of a wide matrix with its transpose would write out the transpose each time.
+            return polar(x.mT).mT
+        split = Split.of(x, -2, axis_name)
 
-def polar_by_products(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-    """The polar factor of `x (..., m, n)`, for singular values of at least `eps · σ_max`.
+        def gram_of(x: jax.Array) -> jax.Array:
+            return split.summed(exact_product(x, x, transpose_a=True))
 
-    In the null space it has rounding errors of any length up to 1. A zero matrix gives zero.
-    """
-    return _stepped(x, 1, [CONVERGE] * 3, axis_name)
+        def mapped(i: jax.Array, x: jax.Array) -> jax.Array:
+            a, b, c = (_chosen(i, column, x.dtype) for column in zip(*rows, strict=True))
+            gram = gram_of(x)
+            eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
+            square = split.reduce(exact_product, (gram, gram))
+            return exact_product(x, a * eye + b * gram + c * square)
 
+        scale = to_one(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+        x = split.device_part(x) * scale
+        bound = _largest_eigenvalue(gram_of(x), split)
+        sound = jnp.where(bound == 0, 1, bound)
+        x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
+        return split.gathered(jax.lax.fori_loop(0, len(rows), mapped, x, unroll=UNROLLED))
 
-def _stepped(x: jax.Array, size: int, last: list[Row], axis_name: AxisName) -> jax.Array:
-    """`x` after all rounds for a cutoff of `size · eps · σ_max`."""
-    rows, largest = _polynomials(size * float(jnp.finfo(x.dtype).eps), last)
-    return in_turn(lambda x: _mapped(x, rows, largest, axis_name), x)
+    return in_turn(polar, x)
 
 
 def _polynomials(cutoff: float, last: list[Row]) -> tuple[list[Row], float]:
@@ -140,35 +156,6 @@ def _before(row: Row, value: float) -> float:
     return float(min(z.real for z in roots if z.real > 0 and abs(z.imag) < 1e-12))
 
 
-def _mapped(x: jax.Array, rows: list[Row], largest: float, axis_name: AxisName) -> jax.Array:
-    """`x (..., m, n)`, scaled to about the largest singular value, after an iteration per row."""
-    if x.shape[-2] < x.shape[-1]:
-        # Products of a wide matrix with its transpose would write out the transpose each time.
-        return _mapped(x.mT, rows, largest, axis_name).mT
-    split = None if axis_name is None else Split.of(x, -2, axis_name)
-    reduce = split.reduce if split else functools.reduce
-
-    def gram_of(x: jax.Array) -> jax.Array:
-        product = exact_product(x, x, transpose_a=True)
-        return split.summed(product) if split else product
-
-    def mapped_once(i: jax.Array, x: jax.Array) -> jax.Array:
-        a, b, c = (_chosen(i, column, x.dtype) for column in zip(*rows, strict=True))
-        gram = gram_of(x)
-        eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
-        square = reduce(exact_product, (gram, gram))
-        return exact_product(x, a * eye + b * gram + c * square)
-
-    exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    x = split.device_part(x) if split else x
-    x = x * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
-    bound = _largest_eigenvalue(gram_of(x), reduce)
-    sound = jnp.where(bound == 0, 1, bound)
-    x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
-    x = jax.lax.fori_loop(0, len(rows), mapped_once, x, unroll=UNROLLED)
-    return split.gathered(x) if split else x
-
-
 def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Array:
     """`values[i]`, of which few differ from the one before; a GPU would look it up in a kernel."""
     chosen = jnp.asarray(values[0], dtype)
@@ -178,11 +165,8 @@ def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Arra
     return chosen
 
 
-def _largest_eigenvalue(gram: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
-    """A bound `(..., 1, 1)` of that of `gram (..., m, m)`: at most `m^(1/16)` times as large.
-
-    `reduce` is `functools.reduce`, or that of a `Split`.
-    """
+def _largest_eigenvalue(gram: jax.Array, split: Split) -> jax.Array:
+    """A bound `(..., 1, 1)` of that of `gram (..., m, m)`: at most `m^(1/16)` times as large."""
 
     def normalized(power: jax.Array) -> tuple[jax.Array, jax.Array]:
         norm = safe_norm(power, axis=(-2, -1), keepdims=True)
@@ -190,7 +174,7 @@ def _largest_eigenvalue(gram: jax.Array, reduce: Callable[..., jax.Array]) -> ja
 
     def square(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         bound, power = carry
-        norm, power = normalized(reduce(exact_product, (power, power)))
+        norm, power = normalized(split.reduce(exact_product, (power, power)))
         return bound * norm ** jnp.exp2(-(i + 1.0)).astype(norm.dtype), power
 
     return jax.lax.fori_loop(0, SQUARINGS, square, normalized(gram))[0]

@@ -17,14 +17,9 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 errors in the null space; the others work in float32 at least, one matrix after the other. A zero
 matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their
 products with `X`: they iterate on its Gram matrix, which is then computed anew (Gram Newton-Schulz,
-Zhang et al., 2026). Without a restart the error of five iterations in bfloat16 is above 1. Relative
-errors against float64, of five iterations and 128 × 512 (`tests/linalg/test_polar.py`):
-
-| singular values | bfloat16, one at a time | bfloat16 | float16 | float32 |
-|---|---|---|---|---|
-| of a Gaussian matrix, "quintic" | 0.027 | 0.031 | 0.004 | 2e-6 |
-| 1 to 1e-4, "quintic" | 0.11 | 0.10 | 0.013 | 1e-5 |
-| 1 to 1e-4, "polar_express" | 0.17 | 0.19 | 0.023 | 2e-5 |
+Zhang et al., 2026). Without a restart the error of five iterations in bfloat16 is above 1; so it is
+0.03 for a Gaussian matrix and up to 0.2 for singular values from 1 to 1e-4, as with one iteration
+at a time (float16: 0.004 and 0.02; float32: 2e-6 and 2e-5; `tests/linalg/test_polar.py`).
 
 *Several devices.* Inside `shard_map` the devices of `axis_name` divide products
 (`_by_products.py`); on CPUs each device does all methods but Newton-Schulz in full.
@@ -32,20 +27,19 @@ errors against float64, of five iterations and 128 × 512 (`tests/linalg/test_po
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._side import side_of
+from .._trees import widened
 from .._validate import checked
-from ._by_products import UNROLLED, AxisName, Split, polar_by_products, polar_of_range
+from ._by_products import UNROLLED, AxisName, Split, polar_by_products
 from ._loops import each_matrix, in_turn
-from ._numerics import inexact, power_of_two, safe_norm, safe_root
+from ._numerics import inexact, power_of_two, safe_norm, safe_root, to_one
 from ._platforms import by_platform
 from ._products import exact_product, gram
 
@@ -93,16 +87,12 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 def coefficient_rows(
     coefficients: Coefficients, steps: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one.
-
-    Raises:
-      ValueError: if a name is unknown, or the shape is neither (3,) nor (k, 3); if `steps` is
-        not an integer from 1 to 1000.
-    """
+    """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one."""
     if not isinstance(coefficients, (str, Sequence)):
         raise ValueError(
             f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."
         )
+    rows: Any = coefficients
     if isinstance(coefficients, str):
         if coefficients not in NEWTON_SCHULZ_COEFFICIENTS:
             raise ValueError(
@@ -110,15 +100,14 @@ def coefficient_rows(
                 f"three numbers or rows of three; got {coefficients!r}."
             )
         rows = NEWTON_SCHULZ_COEFFICIENTS[coefficients]
-    else:
-        nested = [row if isinstance(row, Sequence) else None for row in coefficients]
-        rows = (coefficients,) if None in nested else coefficients
-    rows = [tuple(float(x) for x in row) for row in rows]  # pyright: ignore
+    elif not all(isinstance(row, Sequence) for row in coefficients):
+        rows = (coefficients,)
+    rows = [tuple(map(float, row)) for row in rows]
     if not rows or any(len(row) != 3 for row in rows):
         raise ValueError(
             f"coefficients must be three numbers or rows of three, got {coefficients!r}."
         )
-    return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))  # pyright: ignore
+    return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))
 
 
 def newton_schulz(
@@ -145,8 +134,8 @@ def newton_schulz(
         is the polar factor of the scaled rows, which are near `x` where rows are alike.
       work_dtype: dtype of the iterations, such as bfloat16 or float16; `None` is that of `x`.
       axis_name: the axis or axes of the enclosing `shard_map` (with `check_vma=False`) whose
-        devices have the same `x` and divide the work. All get the whole result. If their number
-        does not divide the longer side, each does all the work.
+        devices have the same `x` and divide the work, if their number divides the longer side. All
+        get the whole result.
 
     Returns:
       An array like `x`.
@@ -154,32 +143,18 @@ def newton_schulz(
     References:
       "aol": Boissin et al., `Turbo-Muon <https://arxiv.org/abs/2512.04632>`_, 2025.
     """
-    rows = coefficient_rows(coefficients, steps)
-    return iterated(inexact(x), rows, eps, norm, work_dtype, axis_name)
-
-
-def iterated(
-    x: jax.Array,
-    rows: Sequence[tuple[float, float, float]],
-    eps: jax.typing.ArrayLike,
-    norm: str,
-    work_dtype: jax.typing.DTypeLike | None,
-    axis_name: AxisName,
-) -> jax.Array:
-    """`newton_schulz`, with the coefficients of each iteration."""
+    rows, x = coefficient_rows(coefficients, steps), inexact(x)
     work, dtype = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
     # Three at a time if that is less work; the rounding errors of more grow too fast in the product
     # of the `B`s.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
     table, side = jnp.asarray(rows, work), side_of("smaller", x)
-    split = None if axis_name is None else Split.of(x, side.other_axis, axis_name)
+    split = Split.of(x, side.other_axis, axis_name)
 
     def more(x: jax.Array, done: Any, count: int) -> jax.Array:
         """`x` after more iterations, with two products with `x` in total."""
         used_rows = [rows[0] if len(set(rows)) == 1 else table[done + j] for j in range(count)]
-        squared = gram(x, side)
-        squared = split.summed(squared) if split else squared
-        return side.times(_polynomial(squared, used_rows, split), x)
+        return side.times(_polynomial(split.summed(gram(x, side)), used_rows, split), x)
 
     def approximated(x: jax.Array) -> jax.Array:
         x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
@@ -188,7 +163,7 @@ def iterated(
             0, whole, lambda i, x: more(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
         )
         x = more(x, len(rows) - rest, rest) if rest else x
-        return (split.gathered(x) if split else x).astype(dtype)
+        return split.gathered(x).astype(dtype)
 
     return in_turn(approximated, x)
 
@@ -199,7 +174,7 @@ def _first_iterations(
     eps: jax.typing.ArrayLike,
     kind: str,
     dtype: Any,
-    split: Split | None,
+    split: Split,
 ) -> jax.Array:
     """Iterations from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
@@ -207,13 +182,11 @@ def _first_iterations(
     the Gram matrix and the product of the `B`s instead of `x`. "aol" has a norm per row of the Gram
     matrix. Takes all of `x`, returns the device's part.
     """
-    wide = np.promote_types(x.dtype, np.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    side = side_of("smaller", x)
-    part = (split.device_part(x) if split else x).astype(wide)
+    side, part = side_of("smaller", x), widened(split.device_part(x))
+    wide = part.dtype
     near_one = (part * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(dtype)
-    squared = gram(near_one, side, dtype=wide)
-    squared = split.summed(squared) if split else squared
+    squared = split.summed(gram(near_one, side, dtype=wide))
     if kind == "aol":
         square = jnp.sum(jnp.abs(squared), axis=-1, keepdims=True)
     elif kind == "gram":
@@ -226,7 +199,7 @@ def _first_iterations(
     return side.times((factor.astype(wide) * side.as_rows(inverse.mT)).astype(dtype), near_one)
 
 
-def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split | None = None) -> jax.Array:
+def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
     """The product of the `B`s of some iterations, from the Gram matrix `A (..., m, m)` before them.
 
     An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, so `A` becomes `BAB`; on the
@@ -234,12 +207,11 @@ def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split | None = No
     """
     eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
     product = factor = None
-    reduce = split.reduce if split else functools.reduce
     for a, b, c in rows:
         if factor is not None:
-            square = reduce(jnp.matmul, (factor, square, factor))
-        factor = a * eye + b * square + c * reduce(jnp.matmul, (square, square))
-        product = factor if product is None else reduce(jnp.matmul, (factor, product))
+            square = split.reduce(jnp.matmul, (factor, square, factor))
+        factor = a * eye + b * square + c * split.reduce(jnp.matmul, (square, square))
+        product = factor if product is None else split.reduce(jnp.matmul, (factor, product))
     assert product is not None
     return product
 
@@ -251,10 +223,7 @@ def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None)
     On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`: a polar factor
     needs no singular vectors.
     """
-    size, x = size or max(x.shape[-2:]), inexact(x)
-    by_products = partial(_of_range, size=size, axis_name=axis_name)
-    by_svd = _zero_of_zero(partial(_by_svd, size=size))
-    return by_platform(gpu=by_products, tpu=by_products, default=by_svd)(x)
+    return _on_range(_by_svd, x, size or max(x.shape[-2:]), axis_name)
 
 
 def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
@@ -263,56 +232,51 @@ def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     On TPUs and GPUs it is `polar_svd`, whose products are with matrices of the smaller order
     anyway; a QR goes column by column.
     """
-    by_products = partial(_of_range, size=max(x.shape[-2:]), axis_name=axis_name)
-    by_svd = _zero_of_zero(_by_qr_svd)
-    return by_platform(gpu=by_products, tpu=by_products, default=by_svd)(inexact(x))
+    return _on_range(_by_qr_svd, x, max(x.shape[-2:]), axis_name)
 
 
-def _zero_of_zero(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """`f`, with a derivative of 0 at matrices of zeros, where decompositions have none."""
+def _on_range(
+    by_lapack: Callable[[jax.Array, int], jax.Array], x: jax.Array, size: int, axis_name: AxisName
+) -> jax.Array:
+    """The polar factor on the range of `x`, with a derivative of 0 at matrices of zeros."""
 
-    def changed(x: jax.Array) -> jax.Array:
+    def by_products(x: jax.Array) -> jax.Array:
+        near_one, finite = _scaled_or_zero(widened(x))
+        polar = polar_by_products(near_one, axis_name, size)
+        return jnp.where(finite, polar, jnp.nan).astype(x.dtype)
+
+    def elsewhere(x: jax.Array) -> jax.Array:
         some = jnp.any(x != 0, axis=(-2, -1), keepdims=True)
-        *_, m, n = x.shape
+        *_, m, n = x.shape  # decompositions of zeros have no derivative
         sound = jnp.eye(m, n, dtype=x.dtype) * jnp.arange(1, n + 1, dtype=x.dtype)[None]
-        return jnp.where(some, f(jnp.where(some, x, jnp.broadcast_to(sound, x.shape))), 0)
+        polar = by_lapack(jnp.where(some, x, jnp.broadcast_to(sound, x.shape)), size)
+        return jnp.where(some, polar, 0)
 
-    return changed
+    return by_platform(gpu=by_products, tpu=by_products, default=elsewhere)(inexact(x))
 
 
 def _scaled_or_zero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`x` scaled by a power of two, zero where not all of a matrix is finite; and where it is."""
     finite = jnp.isfinite(x).all(axis=(-2, -1), keepdims=True)
     sound = jnp.where(finite, x, 0)
-    exponent = power_of_two(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True))
-    return sound * jnp.ldexp(jnp.ones_like(x[..., :1, :1]), -exponent), finite
-
-
-def _of_range(x: jax.Array, size: int, axis_name: AxisName) -> jax.Array:
-    """`polar_svd` in programs for TPUs and GPUs."""
-    near_one, finite = _scaled_or_zero(x.astype(np.promote_types(x.dtype, np.float32)))
-    polar = polar_of_range(near_one, size, axis_name)
-    return jnp.where(finite, polar, jnp.nan).astype(x.dtype)
+    return sound * to_one(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True)), finite
 
 
 def _by_svd(x: jax.Array, size: int) -> jax.Array:
-    """`polar_svd` elsewhere."""
-    work = x.astype(np.promote_types(x.dtype, np.float32))
     # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
-    near_one, finite = _scaled_or_zero(work)
+    near_one, finite = _scaled_or_zero(widened(x))
     u, s, vt = each_matrix(lambda a: tuple(jnp.linalg.svd(a, full_matrices=False)), near_one)
-    cutoff = size * jnp.finfo(work.dtype).eps * s[..., :1]
-    u = jnp.where(finite, u * (s > cutoff).astype(u.dtype)[..., None, :], jnp.nan)
+    kept = s > size * jnp.finfo(s.dtype).eps * s[..., :1]
+    u = jnp.where(finite, u * kept.astype(u.dtype)[..., None, :], jnp.nan)
     return exact_product(u, vt).astype(x.dtype)
 
 
-def _by_qr_svd(x: jax.Array) -> jax.Array:
-    """`polar_qr_svd` elsewhere."""
-    work = x.astype(np.promote_types(x.dtype, np.float32))
+def _by_qr_svd(x: jax.Array, size: int) -> jax.Array:
     wide = x.shape[-2] < x.shape[-1]
+    work = widened(x)
     q, r = each_matrix(lambda a: tuple(jnp.linalg.qr(a)), work.mT if wide else work)
     # The cutoff of the singular values follows the size of `x`, not of its small factor.
-    polar = exact_product(q, _by_svd(r, max(x.shape[-2:])))
+    polar = exact_product(q, _by_svd(r, size))
     return (polar.mT if wide else polar).astype(x.dtype)
 
 
@@ -324,7 +288,6 @@ def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     `newton_schulz`.
     """
     x = inexact(x)
-    work = x.astype(np.promote_types(x.dtype, np.float32))
     wide = x.shape[-2] < x.shape[-1]
 
     def one(a: jax.Array) -> jax.Array:
@@ -333,4 +296,5 @@ def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
 
     by_products = partial(polar_by_products, axis_name=axis_name)
     by_qdwh = partial(each_matrix, one)
-    return by_platform(gpu=by_products, tpu=by_products, default=by_qdwh)(work).astype(x.dtype)
+    polar = by_platform(gpu=by_products, tpu=by_products, default=by_qdwh)(widened(x))
+    return polar.astype(x.dtype)
