@@ -1,8 +1,8 @@
 r"""Cholesky decompositions.
 
 *On TPUs* in a loop over panels of `WIDTH` columns: a panel of $L$ is that of $A - L L^\top$, with
-the panels so far, divided by the Cholesky factor of its diagonal block. Tiles of zeros are left out
-of the product. *Cost*: $n^3/3$ FLOPs in products, and more for tiles that the diagonal cuts.
+the panels so far, divided by the Cholesky factor of its diagonal block. *Cost*: $n^3/3$ FLOPs in
+products, without tiles of zeros.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ._numerics import HIGHEST
 from ._platforms import by_platform, diagonals, in_rows, with_diagonal, zeros_beside
 
 RETRIES = 3
-"""A failed decomposition is repeated with `10, 100, 1000` times the rounding error of `A` on the
-diagonal."""
+"""With 10, 100 and 1000 times the rounding error of `A` on the diagonal."""
 
 WIDTH = 128
 """Columns of a panel; XLA has blocks of the same width."""

@@ -38,10 +38,9 @@ class Groups(NamedTuple):
     least: int = 1
 
     def size(self, batch: int, numbers: int | None, about: int | None = None) -> int:
-        """The size of the groups of a batch, for matrices with so many numbers; `None`: 1.
+        """Of the groups of a batch, for matrices with so many `numbers`; 1 for `None`.
 
-        The largest; or `about` so many: the smallest from there on, if there is one, and 1 for less
-        than `least`.
+        The largest; or the smallest from `about` on, if there is one, and 1 for less than `least`.
         """
         if numbers is None:
             return 1
@@ -65,8 +64,7 @@ def each_matrix(
 ) -> Any:
     """Applies `f` to each matrix of `x (..., m, n)`: on GPUs to all at once, else in one loop.
 
-    A batch on a CPU may deadlock (`docs/xla.md`, "LAPACK"). `at_once` is `f` for a stack, if that
-    is traced faster than `jax.vmap(f)`.
+    `at_once` is `f` for a stack, by default `jax.vmap(f)`.
     """
     batch = x.shape[:-2]
     stack = x.reshape(-1, *x.shape[-2:])
@@ -75,11 +73,7 @@ def each_matrix(
 
 
 def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:
-    """`f(stack, *others)`; in a program for a TPU, of one matrix after the other.
-
-    `f` maps matrices, and stacks `(..., m, n)` of them, to an array with the same leading axes;
-    `others` are pytrees of arrays with these axes.
-    """
+    """`f(stack, *others)`, arrays with the same leading axes; on TPUs matrix by matrix."""
     batch = stack.shape[:-2]
     if not _may_take_turns(batch):
         return f(stack, *others)
@@ -93,10 +87,7 @@ def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.
 
 
 def _may_take_turns(batch: tuple[int, ...]) -> bool:
-    """Whether a stack has several matrices, which certainly lie on the same device.
-
-    In a loop, each matrix would be sent to all devices if these have different ones.
-    """
+    """Whether a stack has several matrices, all on one device: a loop would send others to all."""
     if math.prod(batch) < 2:
         return False
     mesh = jax.sharding.get_abstract_mesh()
@@ -116,14 +107,13 @@ def visit_all(
     Args:
       visit: maps an entry, and that of `inputs`, to a new entry of the same structure, shapes and
         dtypes; it takes batches of entries too.
-      batch: a pytree of arrays with the batch axes first.
+      batch: a pytree of arrays with the batch axes first, `batch_shape`.
       batch_shape: these axes.
-      count: the step, from 1. XLA unrolls a loop of one known round, and several loops then share
-        no temporaries, so the number of rounds must appear to depend on the step.
-      numbers: how many numbers the largest matrix has that `visit` makes of an entry. GPUs, which
-        launch all kernels again in each round, visit several entries in one. With `None` only
-        programs for TPUs visit one by one.
-      inputs: a pytree of arrays with the batch axes first, which `visit` only reads.
+      count: the step, from 1, on which the number of rounds appears to depend: XLA unrolls a loop
+        of one known round, and several loops then share no temporaries.
+      numbers: how many numbers the largest matrix has that `visit` makes of an entry, for the
+        groups of GPUs. With `None` only programs for TPUs visit one by one.
+      inputs: a pytree like `batch`, which `visit` only reads.
     """
     if numbers is None and not _may_take_turns(batch_shape):
         return visit(batch, inputs)
@@ -147,35 +137,32 @@ def visit_due(
 
     GPUs visit groups of so many entries of which one is due.
     """
-    each, due = functools.partial(_visit_groups, visit, ndim=len(batch_shape)), declared(due)
+    each, due = functools.partial(_visit_groups, ndim=len(batch_shape)), declared(due)
     if group == 1:
-        return each(batch, inputs, due)
+        return each(visit, batch, inputs, due)
 
     def in_groups(batch: Any, inputs: Any, due: jax.Array) -> Any:
         if due.ndim == 0:
-            at_once = functools.partial(_visit_groups, jax.vmap(visit), ndim=len(batch_shape))
-            return at_once(batch, inputs, due, group=group)
+            return each(jax.vmap(visit), batch, inputs, due, group=group)
 
         def if_due(entry: Any, read: tuple[Any, jax.Array]) -> Any:
             inputs, is_due = read
             new = visit(entry, inputs)
             return jax.tree.map(lambda a, b: jnp.where(is_due, a, b).astype(b.dtype), new, entry)
 
-        at_once = functools.partial(_visit_groups, jax.vmap(if_due), ndim=len(batch_shape))
-        read = inputs, due.reshape(batch_shape)
-        return at_once(batch, read, due.reshape(-1, group).any(axis=1), group=group)
+        read, some = (inputs, due.reshape(batch_shape)), due.reshape(-1, group).any(axis=1)
+        return each(jax.vmap(if_due), batch, read, some, group=group)
 
-    return by_platform(gpu=in_groups, default=each)(batch, inputs, due)
+    return by_platform(gpu=in_groups, default=functools.partial(each, visit))(batch, inputs, due)
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any) -> Any:
     """`f(inputs, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
 
-    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not. XLA
-    would compute what does not depend on the round before the loop, at every step.
+    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
     """
-    anew = lambda j: behind_barrier((inputs, j))[0]  # noqa: E731
-    round_of = lambda j, s: f(anew(j), s)  # noqa: E731
+    # Behind a barrier, or XLA computes before the loop what does not depend on the round.
+    round_of = lambda j, s: f(behind_barrier((inputs, j))[0], s)  # noqa: E731
     return _rounds(due.astype(jnp.int32), round_of, state, most=1)
 
 
@@ -184,9 +171,8 @@ def while_at_most(
 ) -> Any:
     """`lax.while_loop(unfinished, step, state)` of at most so many rounds, with all derivatives.
 
-    Only a loop of a fixed number of rounds has derivatives in reverse mode. So where a derivative
-    is taken, and only there, it is a scan of `most` rounds, in which those behind the end are left
-    out.
+    Where a derivative is taken, it is a scan of `most` rounds, without those behind the end: only a
+    loop of a fixed number of rounds has derivatives in reverse mode.
     """
 
     @jax.custom_jvp
@@ -254,9 +240,8 @@ def _rounds(number: jax.Array, step: Callable[[Any, Any], Any], state: Any, most
 def alone(f: Callable[[Any, Any], Any], inputs: Any, state: Any) -> Any:
     """Runs one layer's update, `f(inputs, state)`, so that XLA:CPU writes its arrays in place.
 
-    For CPUs it is a loop of one round: outside of loops XLA:CPU copies the arrays of all layers
-    (`docs/xla.md`, "Loops and conditions"), and updates unstacked layers only after all gradients
-    exist. Elsewhere the loop adds temporaries. `f` keeps the kinds of arrays of `state`.
+    For CPUs it is a loop of one round (`docs/xla.md`, "Loops and conditions"); without, unstacked
+    layers are updated only after all gradients exist. Elsewhere the loop adds temporaries.
     """
 
     def in_loop(inputs: Any, state: Any) -> Any:
@@ -276,9 +261,8 @@ def _visit_groups(
     group: int = 1,
 ) -> Any:
     """Visits all groups of so many entries or none, or those that are due, bool (groups,)."""
-    (leaves, treedef), (read, read_treedef) = map(jax.tree.flatten, (batch, inputs))
-    flat, read = ([x.reshape(-1, *x.shape[ndim:]) for x in xs] for xs in (leaves, read))
-    size = len(flat[0])
+    flat, read = jax.tree.map(lambda x: x.reshape(-1, *x.shape[ndim:]), (batch, inputs))
+    size = len(jax.tree.leaves(flat)[0])
     if due.ndim == 0:
         next_of, rounds = lambda j, _: j * group, jnp.where(due, size // group, 0)
     else:
@@ -292,16 +276,14 @@ def _visit_groups(
         take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=group)
         put = jax.lax.dynamic_update_slice_in_dim
 
-    def body(j: jax.Array, carry: tuple[jax.Array, list[jax.Array]]) -> Any:
+    def body(j: jax.Array, carry: tuple[jax.Array, Any]) -> Any:
         last, flat = carry
         i = next_of(j, last).astype(jnp.int32)
         # In a batch of one, a loop invariant.
-        one, _ = behind_barrier(([take(x, i) for x in flat + read], j))
-        one = in_rows(one)
-        entry = treedef.unflatten(one[: len(flat)])
-        new = jax.tree.leaves(visit(entry, read_treedef.unflatten(one[len(flat) :])))
-        new = in_rows([y.astype(x.dtype) for y, x in zip(new, flat, strict=True)])
-        return i, [put(x, y, i, 0) for x, y in zip(flat, new, strict=True)]
+        taken, _ = behind_barrier((jax.tree.map(lambda x: take(x, i), (flat, read)), j))
+        entry, own = in_rows(taken)
+        new = jax.tree.map(lambda x, y: y.astype(x.dtype), entry, visit(entry, own))
+        return i, jax.tree.map(lambda x, y: put(x, y, i, 0), flat, in_rows(new))
 
     _, flat = _rounds(rounds, body, (jnp.int32(-1), flat), most=size // group)
-    return treedef.unflatten([y.reshape(x.shape) for y, x in zip(flat, leaves, strict=True)])
+    return jax.tree.map(lambda x, y: y.reshape(x.shape), batch, flat)

@@ -19,9 +19,8 @@
 | `in_rows` | | a layout | |
 | `one_layer_in_rows` | | | a layout |
 
-and `_loops.py` has the loops over matrices. The reasons and measurements are in `docs/xla.md`. A
-TPU multiplies float32 matrices in bfloat16 by default, so decompositions multiply in
-`Precision.HIGHEST`. Loops have a fixed number of rounds, so that all forms have derivatives.
+and `_loops.py` has the loops over matrices. The reasons and measurements are in `docs/xla.md`.
+Loops have a fixed number of rounds, so that all forms have derivatives.
 """
 
 from __future__ import annotations
@@ -44,40 +43,28 @@ Form = Callable[..., Any]
 def by_platform(
     *, default: Form, cpu: Form | None = None, gpu: Form | None = None, tpu: Form | None = None
 ) -> Form:
-    """The function that is `cpu`, `gpu` or `tpu` in a program for it, and elsewhere `default`.
-
-    The platform of the program decides, not that of the process. All forms are traced, one is
-    compiled.
-    """
+    """`cpu`, `gpu` or `tpu` in a program for it, elsewhere `default`: all are traced."""
     forms = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
     named = {name: form for name, form in forms.items() if form is not None}
     return functools.partial(jax.lax.platform_dependent, **named, default=default)
 
 
 def gpus_have_bfloat16() -> bool:
-    """Whether units for bfloat16 may be expected: all GPUs but NVIDIA's before the A100 have them.
+    """Whether XLA takes products of bfloat16, for all GPUs but NVIDIA's before the A100.
 
-    XLA refuses their products elsewhere. A process without a GPU compiles for one that has them.
+    A process without a GPU compiles for one that does.
     """
     capability = getattr(jax.devices()[0], "compute_capability", "")  # "9.0"; AMD's "gfx942"
     return re.match(r"[1-7]\.", capability) is None
 
 
 def materialized(x: jax.Array) -> jax.Array:
-    """`x`, which a program for a TPU writes to memory.
-
-    XLA for TPUs would also decode an operand of a product within the product's kernel, for every
-    tile (`docs/xla.md`, "TPUs").
-    """
+    """`x`, written to memory: a TPU's products would decode it for every tile."""
     return by_platform(tpu=jax.lax.optimization_barrier, default=lambda x: x)(x)
 
 
 def in_rows(arrays: Any) -> Any:
-    """The arrays of a tree, laid out by rows in a program for a GPU.
-
-    XLA for GPUs chooses the layouts that decompositions take, by columns, and does so through loops
-    (`docs/xla.md`, "Layouts").
-    """
+    """The arrays of a tree by rows; on GPUs decompositions would choose columns for all."""
     return by_platform(gpu=_row_major, default=lambda x: x)(arrays)
 
 
@@ -105,10 +92,7 @@ def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
 
 
 def diagonals(x: jax.Array) -> jax.Array:
-    """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`.
-
-    On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on.
-    """
+    """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`."""
     order = x.shape[-1]
     return by_platform(
         tpu=lambda x: jnp.einsum("...ii->...i", x),
@@ -127,35 +111,29 @@ def identity(order: int, dtype: Any) -> jax.Array:
 
 
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Zeros of another shape on the mesh of `x`; loops need them if its axes are Explicit.
+    """Zeros on the mesh of `x`, whose leading axes `shape` has too.
 
-    From JAX 0.11 on, `zeros_like` drops the mesh. `x` may have leading axes; `shape` then has them
-    too.
+    Loops need them if the mesh's axes are Explicit; `zeros_like` drops it from JAX 0.11 on.
     """
     return jnp.broadcast_to(jnp.where(False, x[..., :1, :1], 0), shape)
 
 
 def split_stack(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
-    """Splits `stack` into slices of `sizes` matrices, in order; `sizes` add up to its length.
-
-    On CPUs each slice, which is a copy, is a call of one function, whose start is behind a barrier:
-    XLA compiles equal kernels once (`docs/xla.md`, "Compile time on CPUs").
-    """
+    """Slices of `sizes` matrices, in order, which add up to `stack`."""
     if len(sizes) == 1:
         return (stack,)
-    return by_platform(
-        cpu=functools.partial(_calls, sizes=sizes),
-        default=functools.partial(jax.lax.split, sizes=sizes),
-    )(stack)
 
+    def equal_calls(stack: jax.Array) -> Sequence[jax.Array]:
+        """XLA compiles equal kernels once (`docs/xla.md`, "Compile time on CPUs")."""
+        starts = itertools.accumulate(sizes[:-1], initial=0)
+        with set_xla_metadata(inlineable="false"):
+            return [
+                _slice(stack, jax.lax.optimization_barrier(jnp.uint32(start)), size)
+                for start, size in zip(starts, sizes, strict=True)
+            ]
 
-def _calls(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
-    starts = itertools.accumulate(sizes[:-1], initial=0)
-    with set_xla_metadata(inlineable="false"):
-        return [
-            _slice(stack, jax.lax.optimization_barrier(jnp.uint32(start)), size)
-            for start, size in zip(starts, sizes, strict=True)
-        ]
+    slices = functools.partial(jax.lax.split, sizes=sizes)
+    return by_platform(cpu=equal_calls, default=slices)(stack)
 
 
 _slice = jax.jit(jax.lax.dynamic_slice_in_dim, static_argnums=2)
