@@ -110,7 +110,7 @@ def in_eigenbasis(
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
-        or `curvax.products`, which has the table and what `None` is.
+        or `curvax.products`, which says what `None` is.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       lagged: whether a step takes its direction in the bases that the step before left, and
         refreshes them afterwards. The first step then has the identity for bases.

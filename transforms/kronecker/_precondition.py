@@ -116,7 +116,7 @@ def precondition(
         the refreshes count from their end.
       storage: how factors and roots are stored; `dense()` by default.
       products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
-        or `curvax.products`, which has the table and what `None` is.
+        or `curvax.products`, which says what `None` is.
       limit: whether to shorten directions to the bound of the module docstring, or with "kl" of
         `_whitened.py`; without "kl" it needs p = 4 with both factors, p = 2 with one.
 

@@ -5,11 +5,10 @@
 | `multiplied`, `gram` | as given | at once, so callers take turns | as it is |
 | `exact_product` | full | one matrix after the other | in tiles |
 
-Products with transposes are contractions here, because XLA would write a batch's transpose out
-(`docs/xla.md`, "Layouts"). In `Precision.HIGHEST` XLA takes ten times as long to compile a large
-product for a TPU as one in tiles (`docs/xla.md`, "TPUs"). Products of triangles leave out tiles of
-zeros. An operation gives its products a level by the context `at`, which takes the place of JAX's
-default precision in `multiplied` and `gram`, and of full precision in `exact_product`:
+Products with transposes are contractions, and tiles are for the time to compile (`docs/xla.md`,
+"Layouts" and "TPUs"). Products of triangles leave out tiles of zeros. An operation gives its
+products a level by the context `at`, which takes the place of JAX's default precision in
+`multiplied` and `gram`, and of full precision in `exact_product`:
 
 | level | programs for GPUs | for TPUs |
 |---|---|---|
@@ -19,10 +18,10 @@ default precision in `multiplied` and `gram`, and of full precision in `exact_pr
 | "bf16" | one | one pass |
 | `HALVES` | as "bf16x3"; float32 where the GPU has no bfloat16 | as "bf16x3" |
 
-`HALVES` is the default in eigenbases: float32 in programs for CPUs, where it is as fast.
-These are presets of `jax.lax.DotAlgorithmPreset` (`docs/xla.md`, "Presets of products"). XLA for
-CPUs accepts them and multiplies in float32, which is as accurate as "bf16x6". The other levels are
-emulated there, with the errors that they have on a GPU; "bf16x3" takes two products for that.
+`HALVES` is the default in eigenbases. Levels are presets of `jax.lax.DotAlgorithmPreset`
+(`docs/xla.md`, "Presets of products"), which XLA for CPUs multiplies in float32. `HALVES` leaves it
+at that there, and "bf16x6" is as accurate; "bf16x3", by two products, and "bf16" are emulated, with
+the errors that they have on a GPU.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ LEVELS: dict[str, Any] = {
     "bf16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
 }
 HALVES = "halves"
-"""What products in eigenbases are in, if they are not asked for in another level."""
 LEVEL: Any = jax.make_user_context(None)
 """Its `value` is the level of the context."""
 
@@ -79,31 +77,8 @@ def products(
 
     A level is "float32", "bf16x6" (six products of bfloat16 numbers in the place of one, as
     accurate as float32), "bf16x3" (three) or "bf16". The name of a level in the place of this value
-    gives it to all operations. On an H100 six products take 0.45 of the time of one in float32 and
-    three 0.23, if the product and not memory limits them. Parameters in float64 have no levels.
-
-    Errors of a direction beside float64, for matrices of order 192 with eigenvalues from 1 down to
-    1 / condition (`python -m benchmarks precision`, on CPUs in emulation):
-
-    | | level | condition 1e2 | 1e4 | 1e6 |
-    |---|---|---|---|---|
-    | rotations of a step of `soap`, both sides | float32 | 1e-6 | 2e-5 | 8e-4 |
-    | | bf16x6 | 5e-7 | 8e-6 | 3e-4 |
-    | | bf16x3 | 5e-5 | 9e-4 | 0.04 |
-    | | TF32, JAX's default on GPUs | 1e-3 | 0.03 | 0.8 |
-    | | bf16, JAX's default on TPUs | 0.01 | 0.2 | 1.3 |
-    | a basis followed by rotations at every step | float32 | 0.034 | 0.022 | 0.031 |
-    | | bf16x3 | 0.034 | 0.023 | 0.032 |
-    | | bf16x3, statistics in bf16 | 0.035 | 0.022 | 0.030 |
-    | | bf16x3, refresh in bf16 | 0.034 | 0.033 | 0.054 |
-    | | bf16 | 0.034 | 0.032 | 0.052 |
-    | a root by products, `p = 2` | float32, bf16x6 | 3e-6 | 3e-5 | 9e-4 |
-    | | bf16x3 | 9e-5 | 1e-3 | 0.06 |
-    | the same, `p = 4` | float32, bf16x6 | 1e-6 | 8e-6 | 4e-4 |
-    | | bf16x3 | 4e-5 | 5e-4 | 0.03 |
-
-    Roots by products in bf16 diverge. At order 640 errors of steps and roots are up to
-    1.8 times as large.
+    gives it to all operations. Parameters in float64 have no levels. Roots by products in bf16
+    diverge; `docs/performance_details.md`, "What a refresh costs", has the errors and times.
 
     Args:
       step: of gradients with bases or roots. `None` is JAX's default precision, which is TF32 on
@@ -124,7 +99,6 @@ def products(
 
 
 NAMES = {None: Products()} | {level: Products(level, level, level) for level in LEVELS}
-"""One level for all operations."""
 
 
 def as_products(value: str | Products | None) -> Products:
@@ -161,10 +135,9 @@ def multiplied(
 
     Args:
       a: of float32, if there is a level; products of others are in full precision then.
-      b: the same.
+      b: the same; of the dtype of `a` with other sums.
       precision: JAX's, or the name of a level; `None` is the level of the context.
-      sums: the axes of `a` and `b` to sum over. If they are others than those of `a b`, the two
-        have one dtype.
+      sums: the axes of `a` and `b` to sum over.
       dtype: of the result, with other sums; `None` is that of `a`.
     """
     form = jnp.matmul
@@ -186,13 +159,11 @@ def multiplied(
         return by_platform(gpu=gpu, tpu=halved, default=exactly)(a, b)
     leveled = functools.partial(form, precision=LEVELS[precision])
     if precision in ("bf16", "bf16x3"):
-        on_cpus = _of_halves if precision == "bf16x3" else _of_rounded
-        return by_platform(cpu=functools.partial(on_cpus, exactly), default=leveled)(a, b)
+        rounded = lambda a, b: exactly(_rounded(a), _rounded(b))  # noqa: E731
+        halved = functools.partial(_of_halves, exactly)
+        emulated = halved if precision == "bf16x3" else rounded
+        return by_platform(cpu=emulated, default=leveled)(a, b)
     return leveled(a, b)
-
-
-def _of_rounded(exactly: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
-    return exactly(_rounded(a), _rounded(b))
 
 
 def _of_halves(exactly: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
@@ -215,8 +186,8 @@ def _rounded(x: jax.Array) -> jax.Array:
 def exact_product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
     """`a b` for `a (..., m, k)` and `b (..., k, n)` of one dtype; `transpose_a`: `a (..., k, m)`.
 
-    For products that feed a root or a basis, in full precision or at the level of the context.
-    `transpose_a` takes no memory on a TPU; `a.mT` would.
+    In full precision or at the level of the context. `transpose_a` takes no memory on a TPU, where
+    `a.mT` would.
     """
     exactly = functools.partial(multiplied, precision=LEVEL.value or HIGHEST)
     form = (lambda a, b: exactly(a.mT, b)) if transpose_a else exactly
