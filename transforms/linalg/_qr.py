@@ -14,15 +14,14 @@ upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan,
 those of stacks of `MANY` matrices and more (`docs/xla.md`, "GPUs"), factor a panel column by column
 and apply it to all columns, of which the finished ones stay as they are. Bases are as orthonormal
 as by LAPACK, also of dependent columns and zeros; a column that is not finite gives one that is
-not. Columns are scaled one by one, so that no square overflows. Where columns are independent, all
-have derivatives.
+not. Where columns are independent, all have derivatives.
 
 *Cost.* A decomposition `m × n`, `m ≥ n`, takes about `4 m n²` FLOPs for the reflectors and `3 m n²`
 for the basis. `panels_of` takes `4 d² b`, and `2 d²` of memory. In place of the `2 d²n` FLOPs of a
 product with $U$, `reflected` takes `4 d²n` up to order 511, `3 d²n` at 512 and `2.5 d²n` from 1024
-on, in products that are too thin for a processor's full speed: it leaves out rows above panels in
-two to four loops. `formed` takes `4 d³` up to order 255, `2.5 d³` at 256 and `1.9 d³` from 512 on;
-`4 d³ / 3` are needed. So it pays to form $U$ for two products or more with at least `d` columns.
+on, in thin products: it leaves out rows above panels in two to four loops. `formed` takes `4 d³` up
+to order 255, `2.5 d³` at 256 and `1.9 d³` from 512 on, so it pays for two products or more with at
+least `d` columns.
 """
 
 from __future__ import annotations
@@ -47,44 +46,43 @@ PANEL = 64
 """Reflectors that are applied together."""
 
 MOST_LOOPS, LEAST_PANELS, LEAST_FORMED = 4, 4, 2
-"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix. More
+"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix: more
 loops save FLOPs and make programs longer."""
 
 
-@jax.custom_jvp
+def _or_by_panels(by_panels: Callable[[jax.Array], Any]) -> Callable[..., Any]:
+    """A decomposition of `a (m, n)`, in another form on TPUs, and of stacks on GPUs."""
+
+    def decorated(by_lapack: Callable[[jax.Array], Any]) -> Any:
+        def of_one(a: jax.Array) -> Any:
+            return by_platform(tpu=by_panels, default=by_lapack)(a)
+
+        of_stack = custom_vmap(of_one)
+
+        @of_stack.def_vmap
+        def _(size: int, is_batch: list[bool], a: jax.Array) -> tuple[Any, Any]:
+            made = _each_by_panels(of_stack, by_panels, a)
+            return made, jax.tree.map(lambda _: True, made)
+
+        # What stands for a stack has no derivative in reverse mode.
+        decomposed = jax.custom_jvp(lambda a: of_stack(a))
+        decomposed.defjvp(lambda primals, tangents: jax.jvp(of_one, primals, tangents))
+        return functools.update_wrapper(decomposed, by_lapack)
+
+    return decorated
+
+
+@_or_by_panels(lambda a: _qr_by_panels(a))
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Q (m, k)` with orthonormal columns and triangular `R (k, n)` of `a (m, n)`, `k = min`."""
-    return _qr(a)
+    q, r = jnp.linalg.qr(a)
+    return q, r
 
 
-def _qr_of_one(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return by_platform(tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))(a)
-
-
-@jax.custom_jvp
+@_or_by_panels(lambda u: _complement_by_panels(u))
 def orthogonal_complement(u: jax.Array) -> jax.Array:
     """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`."""
-    return _complement(u)
-
-
-def _complement_of_one(u: jax.Array) -> jax.Array:
-    rank = u.shape[1]
-    by_lapack = lambda u: jnp.linalg.qr(u, mode="complete")[0][:, rank:]  # noqa: E731
-    return by_platform(tpu=_complement_by_panels, default=by_lapack)(u)
-
-
-# What stands for a stack has no derivative in reverse mode.
-qr.defjvp(lambda primals, tangents: jax.jvp(_qr_of_one, primals, tangents))
-_qr = custom_vmap(_qr_of_one)
-_qr.def_vmap(lambda _, __, a: (_each_by_panels(_qr, _qr_by_panels, a), (True, True)))
-
-orthogonal_complement.defjvp(
-    lambda primals, tangents: jax.jvp(_complement_of_one, primals, tangents)
-)
-_complement = custom_vmap(_complement_of_one)
-_complement.def_vmap(
-    lambda _, __, u: (_each_by_panels(_complement, _complement_by_panels, u), True)
-)
+    return jnp.linalg.qr(u, mode="complete")[0][:, u.shape[1] :]
 
 
 def bases_of(a: jax.Array) -> jax.Array:
@@ -104,10 +102,7 @@ def _each_by_panels(
 
 
 def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V` with unit diagonal and the signs `S` of orthogonal matrices `u (..., d, d)`.
-
-    Below the diagonal no entry of `V` is above 1; above the diagonal it is 0.
-    """
+    """`V`, with unit diagonal and entries of at most 1, and the signs `S` of `u (..., d, d)`."""
     if u.ndim > 2:
         return _each_by_panels(reflectors_of, _signed_by_panels, u)
     return by_platform(tpu=_signed_by_panels, default=_signed)(u)
@@ -296,8 +291,7 @@ def _triangle_of(gram: jax.Array) -> jax.Array:
     r"""`T_p (..., b, b)` of panels with `gram = V_pᵀ V_p`: an inverse, by products alone.
 
     Blocks double in each round: $X \leftarrow X - X B X$ with the inverses $X$ of the diagonal
-    blocks and the blocks $B$ beside them. LAPACK's solve of a batch may wait for threads forever
-    (`docs/xla.md`, "LAPACK").
+    blocks and the blocks $B$ beside them. A solve may hang (`docs/xla.md`, "LAPACK").
     """
     i, j = jnp.mgrid[:PANEL, :PANEL]
     # A column of zeros, such as those that fill the last panel, reflects nothing.
