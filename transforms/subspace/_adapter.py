@@ -27,6 +27,7 @@ from .._trees import widened
 from .._validate import checked
 from ..linalg._eigh import thin_svd, with_fixed_signs
 from ..linalg._loops import each_matrix
+from ..linalg._numerics import ratio
 from ..matrices._form import MatrixAxes
 from ..matrices._matrix_rule import MatrixRule
 from ..matrices._view import gather, lay_out
@@ -90,8 +91,7 @@ def extract_adapter(
     treatments = (MatrixRule() if rule is None else rule)(before)
     axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
     groups = lay_out({n: tuple(leaves[n].shape) for n in axes}, axes, stack=False)
-    old, new = (gather(groups, x, explicit=True) for x in (before, after))
-    old, new = widened(old), widened(new)
+    old, new = (widened(gather(groups, x, explicit=True)) for x in (before, after))
     changes = {name: new[name] - old[name] for name in old}
     for name, change in changes.items():
         if not jnp.isfinite(change).all():  # LAPACK's SVD may not terminate on it
@@ -113,7 +113,5 @@ def _factors(change: jax.Array, rank: int | None, tolerance: float | None) -> Ad
     signs = jnp.sum(signed * u[..., :r], axis=-2)
     root = jnp.sqrt(s[..., :r])
     total, dropped = (jnp.linalg.norm(x, axis=-1) for x in (s, s[..., r:]))
-    error = jnp.where(total > 0, dropped / jnp.where(total > 0, total, 1), 0)
-    a = signed * root[..., None, :]
     b = (root * jnp.sign(signs))[..., None] * vt[..., :r, :]
-    return Adapter(a, b, error)
+    return Adapter(signed * root[..., None, :], b, ratio(dropped, total))

@@ -1,16 +1,5 @@
 r"""Basis finders: how `in_subspace` chooses the subspace that it projects gradients onto.
 
-A basis finder is a value with
-
-* `find(check, rank)`: returns `U (m, r)` for one matrix whose rows are projected;
-* `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
-* `random`: whether `U` does not depend on the gradient;
-* `draws`: whether it takes random numbers at all;
-* `kept`: whether `U` is stored in the state. If it is not, each step draws `U` again from the key
-  of the last refresh; `find` may then use only the `key` and the shapes of the `check`;
-* `starts`: whether it finds the first `U` in another way. Then matrices at their first refresh and
-  others are not refreshed in one group: `check.first` is the same for all of it.
-
 With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ replaces $GG^\top$. No finder
 forms either matrix: it multiplies by it (`check.times`) or decomposes a factor `X` with $X X^\top =
 Q$ (`check.factor`). An iteration starts from a basis of $GG^\top$ alone.
@@ -35,7 +24,8 @@ from ..linalg._products import exact_product
 from ..linalg._qr import orthogonal_complement, qr
 
 DRAWN = 2**15
-"""Numbers are drawn in multiples of so many: 0.2 ms more for a small matrix's refresh."""
+"""Numbers are drawn in multiples of so many, by programs that matrices of several shapes share: an
+entry's bits depend on its place alone (`jax_threefry_partitionable`)."""
 
 
 class SubspaceCheck(NamedTuple):
@@ -72,13 +62,20 @@ class SubspaceCheck(NamedTuple):
 
 
 class BasisFinder(Value):
-    """The type of `basis=`; the module's docstring describes it."""
+    """The type of `basis=`: what chooses the subspace, `U (m, r)`, of one matrix."""
 
     orthonormal: Any = True
+    """Whether the columns of `U` are orthonormal up to rounding."""
     kept: Any = True
+    """Whether the state stores `U`. If it does not, each step draws `U` again from the key of the
+    last refresh; `find` may then use only the `key` and the shapes of the `check`."""
     random: Any = False
+    """Whether `U` does not depend on the gradient."""
     draws: Any = True
+    """Whether it takes random numbers at all."""
     starts: Any = False
+    """Whether it finds the first `U` in another way: `check.first` is then the same for all
+    matrices that are refreshed in one group."""
 
     @abc.abstractmethod
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
@@ -114,16 +111,6 @@ class SvdBasis(_Directions):
         return leading_vectors(check.factor(), rank)
 
 
-def _drawn(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """`jax.random.normal`, by programs that matrices of several shapes share.
-
-    An entry's bits depend on its place alone (`jax_threefry_partitionable`), not on the shape.
-    """
-    size = shape[0] * shape[1]
-    drawn = jax.random.normal(key, (-(-size // DRAWN) * DRAWN,), dtype)
-    return drawn[:size].reshape(shape)
-
-
 @dataclasses.dataclass(frozen=True)
 class Randomized(_Directions):
     """See `randomized`."""
@@ -132,8 +119,10 @@ class Randomized(_Directions):
     iterations: int
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        width = min(rank + self.oversampling, *check.gradient.shape)
-        q = _drawn(check.key, (check.gradient.shape[0], width), check.gradient.dtype)
+        rows, width = check.gradient.shape[0], min(rank + self.oversampling, *check.gradient.shape)
+        drawn = -(-rows * width // DRAWN) * DRAWN
+        q = jax.random.normal(check.key, (drawn,), check.gradient.dtype)
+        q = q[: rows * width].reshape(rows, width)
 
         def iteration(_: Any, q: jax.Array) -> jax.Array:
             return qr(check.times(q))[0]
@@ -298,22 +287,12 @@ def complement(leading: int = 40, finder: BasisFinder | None = None) -> Switched
 
 
 def full_basis(leading: int = 40, finder: BasisFinder | None = None) -> Switched:
-    """Like `complement`, but draws from the remaining columns and the complement together.
-
-    Args:
-      leading: number of columns that stay.
-      finder: finder of the other basis; `None` is `iterated()`.
-    """
+    """Like `complement`, but draws from the remaining columns and the complement together."""
     return _switched("full", leading, finder)
 
 
 def gaussian_mix(leading: int = 40, finder: BasisFinder | None = None) -> Switched:
-    """Keeps the leading columns of another basis; the others are Gaussian vectors of length 1.
-
-    Args:
-      leading: number of columns that stay.
-      finder: finder of the other basis; `None` is `iterated()`.
-    """
+    """Like `complement`, but the other columns are Gaussian vectors of length 1."""
     return _switched("gaussian", leading, finder)
 
 

@@ -6,13 +6,7 @@ $\Delta$ `(r, n)`, a compensation adds scaled columns of the residual:
 $$D = U \Delta + C, \qquad C = (G - \rho\, U \sigma)\, \mathrm{diag}(s)$$
 
 This takes no more matrix products than $U\Delta$ alone, since
-$D = U(\Delta - \rho\,\sigma\,\mathrm{diag}(s)) + G\,\mathrm{diag}(s)$. A compensation is a value
-with
-
-* `residual`: ρ, 1 for the true residual; None drops $U\Delta$ and leaves $D = G\,\mathrm{diag}(s)$;
-* `init(batch, columns, dtype)`: returns the state for one batch of matrices, a pytree of arrays
-  with the batch axes first;
-* `scales(parts, state)`: returns `s (..., n)` and the new state.
+$D = U(\Delta - \rho\,\sigma\,\mathrm{diag}(s)) + G\,\mathrm{diag}(s)$.
 
 *Length.* A column with a tiny projection has a scale without bound. "fira" and `channel_scaling`
 therefore shorten $C$ to at most $\sqrt{m / r}\,\|\Delta\|$, as if the gradient were as long in each
@@ -34,7 +28,7 @@ import jax.numpy as jnp
 
 from .._validate import Value, as_value, check_fields, concrete
 from ..directions._norm_growth import limited_norm
-from ..linalg._numerics import safe_root
+from ..linalg._numerics import ratio, safe_root
 
 
 class Parts(NamedTuple):
@@ -51,17 +45,17 @@ class Parts(NamedTuple):
 
 
 class Compensation(Value):
-    """The type of `compensation=`; the module's docstring describes it."""
+    """The type of `compensation=`: what scales the residual's columns."""
 
-    residual: Any  # ρ, or None
+    residual: Any  # ρ, 1 for the true residual; None drops U Δ and leaves D = G diag(s)
 
     @abc.abstractmethod
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> Any:
-        """The initial state."""
+        """The state for a batch of matrices: a pytree of arrays with the batch axes first."""
 
     @abc.abstractmethod
     def scales(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
-        """Computes the scales of the columns and the new state."""
+        """Computes the scales of the columns, `s (..., n)`, and the new state."""
 
 
 class OptimalState(NamedTuple):
@@ -77,10 +71,6 @@ class LimitedState(NamedTuple):
     norm: jax.Array  # φ (...)
 
 
-def _safe_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
-
-
 def _norm_limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
     """The scales after the norm-growth limiter on `C`, and the limited norm."""
     norm = safe_root(jnp.sum(s**2 * parts.residual, axis=-1))
@@ -90,6 +80,8 @@ def _norm_limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tu
 
 def _no_longer(s: jax.Array, squares: jax.Array, parts: Parts, limit: Any) -> jax.Array:
     """The scales of columns with these `squares`, shortened to `limit √(m / r) ‖Δ‖`."""
+    if concrete(limit) == float("inf"):
+        return s
     norm = safe_root(jnp.sum(s**2 * squares, axis=-1))
     whole = safe_root(jnp.sum(parts.inner, axis=-1))
     most = limit * ((parts.codimension + parts.rank) / parts.rank) ** 0.5 * whole
@@ -138,12 +130,11 @@ class Fira(Compensation):
         return LimitedState(jnp.zeros(batch, dtype))
 
     def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
-        s = safe_root(_safe_ratio(parts.inner, parts.projected))
-        if concrete(self.limit) != float("inf"):
-            s = _no_longer(s, parts.residual, parts, self.limit)
+        s = safe_root(ratio(parts.inner, parts.projected))
+        s = _no_longer(s, parts.residual, parts, self.limit)
         s, norm = _norm_limited(s, parts, state.norm, self.gamma)
         if self.to_low_rank:
-            s = s * _safe_ratio(safe_root(parts.low_rank), norm)[..., None]  # section F.7
+            s = s * ratio(safe_root(parts.low_rank), norm)[..., None]  # section F.7
         return self.weight * s, LimitedState(norm)
 
 
@@ -168,10 +159,8 @@ class ChannelScaling(Compensation):
                 jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
                 for x in (inner, projected)
             )
-        s = safe_root(_safe_ratio(inner, projected))  # Gong et al., Alg. 9: S
-        if concrete(self.limit) != float("inf"):
-            s = _no_longer(s, parts.gradient, parts, self.limit)
-        return s, None
+        s = safe_root(ratio(inner, projected))  # Gong et al., Alg. 9: S
+        return _no_longer(s, parts.gradient, parts, self.limit), None
 
 
 def optimal(

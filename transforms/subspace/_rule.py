@@ -26,7 +26,7 @@ from .._stacks import key_for
 from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._loops import at_most_once, in_turn
-from ..linalg._numerics import declared, magnitude, power_of_two
+from ..linalg._numerics import declared, magnitude, to_one
 from ..linalg._products import exact_product, gram
 from ..refresh._due import Refreshing, refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
@@ -119,15 +119,12 @@ class SubspaceRule:
         )
 
     def project(self, g: jax.Array, u: jax.Array, subspace: Subspace) -> Projected:
-        """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
+        """σ without rounding noise, whether each matrix is finite, and the column energies.
 
-        An entry of σ within its own rounding (`NOISE`) is zero, and so is a row within that of a
-        rounded basis.
-
-        An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
-        where a compensation reads the energies of g, they are checked as well. A matrix whose first
-        basis was not found does not count as finite unless its sums of squares are zero: its
-        placeholder, the identity, may miss bad entries of g.
+        Noise is an entry within its own rounding (`NOISE`), and a row within that of a rounded
+        basis. A bad entry of g makes σ not finite, which is the smaller array to check; where a
+        compensation reads the energies of g, they are checked as well. A matrix whose first basis
+        was not found counts as finite if it is zero alone: the identity may miss bad entries.
         """
         side = self.side_of(g)
         # A thin transpose: XLA for CPUs has no fast kernel for a first factor summed over its rows.
@@ -135,17 +132,15 @@ class SubspaceRule:
         lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other_axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
-        inside = whole = None
-        if self.compensation is not None:
-            whole = _read_once(_squares(g, side))
-        squares = _squares(sigma, side) if whole is None else whole
+        compensation, inside, whole = self.compensation, None, None
+        squares = _squares(sigma, side) if compensation is None else _read_once(_squares(g, side))
         eps = NOISE * side.order(g) ** 0.5 * float(jnp.finfo(g.dtype).eps)
         noise = eps * jnp.expand_dims(jnp.sqrt(squares), side.axis)
         of_basis = self._basis_noise(g) ** 2 * total
         sigma = jnp.where((jnp.abs(sigma) < noise) | (lengths < of_basis), 0, sigma)  # NaN stays
-        if self.compensation is not None and whole is not None:
-            inside = _squares(sigma, side)
-            if self.compensation.residual is not None:
+        if compensation is not None:
+            inside, whole = _squares(sigma, side), squares
+            if compensation.residual is not None:
                 total = total + whole.sum(axis=-1)[..., None, None]
         finite = jnp.isfinite(total) & ~(untried(subspace)[..., None, None] & (total > 0))
         columns = finite[..., 0]
@@ -155,8 +150,8 @@ class SubspaceRule:
     def _basis_noise(self, g: jax.Array) -> float:
         """The length of a row of σ that the rounding of a stored basis leaves, relative to ‖G‖.
 
-        Its errors are independent: they make at most half a unit times `‖G‖ / √(3 · order)`, unless
-        few rows hold the gradient. The factor 4√3 is a margin.
+        Independent errors make at most half a unit times `‖G‖ / √(3 · order)`, unless few rows hold
+        the gradient; 4√3 is a margin.
         """
         if self.dtype is None or not self.basis.kept or self.dtype == g.dtype:
             return 0.0
@@ -167,8 +162,7 @@ class SubspaceRule:
     ) -> SubspaceCheck:
         """The finder's input for a single finite matrix, scaled by the power of two of `size`."""
         rows, _, rank = self.orders(g)
-        exponent = power_of_two(size)
-        factor = jnp.ldexp(jnp.ones([], g.dtype), -exponent)
+        factor = to_one(size)
         basis = jnp.eye(rows, rank, dtype=g.dtype) if subspace.basis is None else subspace.basis
         return SubspaceCheck(
             gradient=self.side_of(g).as_rows(g) * factor,

@@ -194,39 +194,40 @@ def _check_rank(x: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
 
 def _widen(dtype: Any, state: Any) -> Any:
     """The state with basis and moments in float32 at least."""
-    if dtype is None:
-        return state
-    subspace = state.subspace._replace(basis=widened(state.subspace.basis))
-    moments = widened(take_moments(state.inner))
-    return state._replace(subspace=subspace, inner=put_moments(state.inner, moments))
+    return state if dtype is None else _with_kept(state, *widened(_kept(state)))
 
 
 def _narrow(dtype: Any, state: Any) -> Any:
-    """The state with basis and moments in this dtype."""
+    """The state with basis and moments in this dtype; moments in bfloat16 are rounded at random."""
     if dtype is None:
         return state
-    moments = take_moments(state.inner)
-    arrays = iter(_in_dtype([*moments.first, *moments.second], state, dtype))
-    moments = Moments(*([next(arrays) for _ in role] for role in moments))
-    basis = state.subspace.basis
-    return state._replace(
-        subspace=state.subspace._replace(basis=basis if basis is None else basis.astype(dtype)),
-        inner=put_moments(state.inner, moments),
-    )
+    basis, moments = _kept(state)
+    if dtype == jnp.bfloat16:
+        moments = _rounded(moments, state)
+    return _with_kept(state, *jax.tree.map(lambda x: x.astype(dtype), (basis, moments)))
 
 
-def _in_dtype(arrays: list[jax.Array], state: Any, dtype: Any) -> list[jax.Array]:
-    """Moments `(..., r, n)` in this dtype, rounded at random if it is bfloat16."""
-    if dtype != jnp.bfloat16:
-        return [x.astype(dtype) for x in arrays]
+def _kept(state: Any) -> tuple[Any, Moments]:
+    """Basis and moments."""
+    return state.subspace.basis, take_moments(state.inner)
 
-    def of_one(key: jax.Array, xs: list[jax.Array]) -> list[jax.Array]:
+
+def _with_kept(state: Any, basis: Any, moments: Moments) -> Any:
+    subspace = state.subspace._replace(basis=basis)
+    return state._replace(subspace=subspace, inner=put_moments(state.inner, moments))
+
+
+def _rounded(moments: Moments, state: Any) -> Any:
+    """Moments `(..., r, n)`, rounded to bfloat16 up or down at random."""
+
+    def of_one(key: jax.Array, moments: Moments) -> Any:
+        xs, treedef = jax.tree.flatten(moments)
         words = jax.random.key_data(key_for(key, state.count))
-        return [
-            stochastic(x, random_bits(words + jnp.uint32(i), None, x.shape)).astype(dtype)
+        return treedef.unflatten(
+            stochastic(x, random_bits(words + jnp.uint32(i), None, x.shape))
             for i, x in enumerate(xs)
-        ]
+        )
 
     for _ in state.subspace.key.shape[:-1]:
         of_one = jax.vmap(of_one)
-    return of_one(state.subspace.key, [x.astype(jnp.float32) for x in arrays])
+    return of_one(state.subspace.key, jax.tree.map(lambda x: x.astype(jnp.float32), moments))
