@@ -34,7 +34,7 @@ optimized = functools.partial(jax.jit, compiler_options=OPTIMIZED)
 
 compiled = optimized if ALL_CELLS else jax.jit
 BITS = (4, 6, 8)
-CODECS = [(bits, map) for map, book in CODE_BOOKS.items() for bits in book.widths]
+CODECS = [(bits, map) for map in CODE_BOOKS for bits in BITS]
 BLOCK = 4
 SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
 PRODUCTS = 4  # rounding errors between a scale and a decoded number

@@ -51,8 +51,9 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
     """Every array of an optimizer's state on one device, with its owners."""
     named = named_leaves(params)
 
-    def moments(node: Any) -> Any:
-        return None if is_view(node) else _arrays_by_name(node, named, params)
+    def moments(node: Any) -> dict[str, Any] | None:
+        is_other = is_view(node) or isinstance(node, Counts)
+        return None if is_other else _arrays_by_name(node, named, params)
 
     def is_unit(node: Any) -> bool:
         room = type(node).__module__.rpartition(".")[0]
@@ -61,29 +62,35 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
 
     entries: list[Entry] = []
     for path, node in jax.tree_util.tree_leaves_with_path(whole.undivided, is_leaf=is_unit):
-        if isinstance(node, Counts):
-            value: Any = node.value
-            owners = _owners(whole, (*path, GetAttrKey("value")), value)
-            place = path[:-1] if path[-1:] == (GetAttrKey("counts"),) else path  # by the counters
-            entries.append(Entry(place_of(place), _field(path), value, owners, node.names))
-        elif (by_name := moments(node)) is not None:
+        if (by_name := moments(node)) is not None:
             for name, entry in by_name.items():
                 for inner, leaf in jax.tree_util.tree_leaves_with_path(entry):
                     place = "/".join(filter(None, (place_of(path), name, place_of(inner))))
                     entries.append(Entry(place, _field(path, inner), leaf, ((name, None),)))
-        else:
-            for inner, leaf in jax.tree_util.tree_leaves_with_path(node):
-                full = (*path, *inner)
-                owners = _owners(whole, full, leaf)
-                entries.append(Entry(place_of(full), _field(path, inner), leaf, owners))
+            continue
+        names = node.names if isinstance(node, Counts) else ()
+        for inner, leaf in jax.tree_util.tree_leaves_with_path(node):
+            full = place = (*path, *inner)
+            if names:  # they stand in the place of the field `counts`
+                place = path[:-1] if path[-1:] == (GetAttrKey("counts"),) else path
+            owners = _owners(whole, full, leaf)
+            entries.append(Entry(place_of(place), _field(path, inner), leaf, owners, names))
     return entries
 
 
 def _arrays_by_name(node: Any, named: NamedLeaves, params: Any) -> dict[str, Any] | None:
     """The entries of a tree like the parameters, perhaps with holes; of another one none."""
+
+    def filled(x: Any, param: Any) -> Any:  # a hole may stand for several parameters
+        return jax.tree.map(lambda _: x, param, is_leaf=is_hole) if is_hole(x) else x
+
     leaves, treedef = jax.tree.flatten(node, is_leaf=_is_one_entry)
     if treedef != named.treedef and any(map(is_hole, leaves)):
-        leaves, treedef = jax.tree.flatten(_filled(node, params), is_leaf=_is_one_entry)
+        try:
+            node = jax.tree.map(filled, node, params, is_leaf=_is_one_entry)
+        except ValueError:  # no tree like the parameters
+            return None
+        leaves, treedef = jax.tree.flatten(node, is_leaf=_is_one_entry)
     fits = treedef == named.treedef and all(
         _is_one_entry(x) or (not is_hole(param) and jnp.shape(x) == jnp.shape(param))
         for x, param in zip(leaves, named.leaves, strict=True)
@@ -93,18 +100,6 @@ def _arrays_by_name(node: Any, named: NamedLeaves, params: Any) -> dict[str, Any
 
 def _is_one_entry(node: Any) -> bool:
     return is_hole(node) or isinstance(node, Coded)
-
-
-def _filled(node: Any, params: Any) -> Any:
-    """`node` with a hole for each parameter where it has one for several."""
-
-    def fill(x: Any, param: Any) -> Any:
-        return jax.tree.map(lambda _: x, param, is_leaf=is_hole) if is_hole(x) else x
-
-    try:
-        return jax.tree.map(fill, node, params, is_leaf=_is_one_entry)
-    except ValueError:  # no tree like the parameters
-        return node
 
 
 def _owners(

@@ -77,8 +77,7 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
     Call it before restoring, with the description that was written beside the checkpoint.
 
     Args:
-      optimizer: the transformation that will use the state.
-      params: its parameters, or their shapes.
+      optimizer, params: see `place_state`.
       description: the result of `describe_state`, as read from its file.
       portable: whether the checkpoint holds the result of `portable_state`, to which the order of
         stacks does not matter, and not the state itself.

@@ -84,12 +84,11 @@ def inject_hyperparams(
         bound.apply_defaults()
         static = set(named)
         for name, value in bound.arguments.items():
-            if name in named:
-                continue
-            if _is_plain_int(value) and _is_real(extended.parameters[name]):
-                bound.arguments[name] = float(value)
-            elif not (_is_number(value) or _is_schedule(value)):
+            number = _number_of(name, value, extended.parameters[name].default)
+            if name in named or (number is None and not _is_schedule(value)):
                 static.add(name)
+            elif number is not None:
+                bound.arguments[name] = number
         inject = optax.inject_hyperparams(made, static, hyperparam_dtype)  # pyright: ignore
         return inject(*bound.args, **bound.kwargs)  # pyright: ignore
 
@@ -127,12 +126,11 @@ def _with_numbers(
 ) -> tuple[Callable[..., Any], inspect.Signature]:
     """The factory with the numbers of its values as further arguments, and its signature."""
     places = {
-        f"{name}_{field.name}": (name, field.name, getattr(value, field.name))
+        f"{name}_{x.name}": (name, x.name, number)
         for name, value in arguments.items()
         if isinstance(value, Value) and dataclasses.is_dataclass(value) and name not in named
-        for field in dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
-        if _is_number(number := getattr(value, field.name))
-        or (_is_plain_int(number) and isinstance(field.default, float))
+        for x in dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
+        if (number := _number_of(x.name, getattr(value, x.name), x.default)) is not None
     }
     if not places:
         return factory, signature
@@ -143,26 +141,23 @@ def _with_numbers(
         return factory(*args, **kwargs)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    more = [inspect.Parameter(x, keyword, default=1.0 * n) for x, (_, _, n) in places.items()]
+    more = [inspect.Parameter(x, keyword, default=n) for x, (_, _, n) in places.items()]
     extended = signature.replace(parameters=[*signature.parameters.values(), *more])
     made.__signature__ = extended  # pyright: ignore
     return made, extended
 
 
-def _is_number(value: Any) -> bool:
-    """Whether `value` is a float or a floating array without axes."""
+def _number_of(name: str, value: Any, default: Any) -> Any:
+    """The value as a real number; `None` if it is none.
+
+    An integer is one if its argument is a real number by its default or name.
+    """
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        return value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
-    return isinstance(value, float)
-
-
-def _is_plain_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(parameter: inspect.Parameter) -> bool:
-    """Whether an argument is a real number by its default or name, even if given as an int."""
-    return isinstance(parameter.default, float) or parameter.name.endswith("learning_rate")
+        return value if value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        is_real = isinstance(default, float) or name.endswith("learning_rate")
+        return float(value) if is_real else None
+    return value if isinstance(value, float) else None
 
 
 def _is_schedule(value: Any) -> bool:

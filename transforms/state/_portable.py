@@ -123,18 +123,16 @@ def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
         for place, view in zip(places, views, strict=True)
         for stack in view
     }
-    # A path may go on with "/" in two of them: the longer one is its stack's.
-    ordered = sorted(stacks, key=len, reverse=True)
     by_path = {}
     for name, x in named_leaves(state).present().items():
-        start = next((s for s in ordered if name == s or name.startswith(f"{s}/")), None)
+        # A path may go on with "/" in two of them: the longer one is its stack's.
+        start = max((s for s in stacks if f"{name}/".startswith(f"{s}/")), key=len, default=None)
         if start is None:
             by_path[name] = x
-        else:
-            place, stack = stacks[start]
-            rest = name.removeprefix(start)
-            for parameter, part in stack.slices():
-                by_path[f"{place}/{parameter}{rest}"] = stack.part(x, part)
+            continue
+        place, stack = stacks[start]
+        for parameter, part in stack.slices():
+            by_path[f"{place}/{parameter}{name.removeprefix(start)}"] = stack.part(x, part)
     return by_path
 
 

@@ -14,7 +14,6 @@ tile. Within a step the decoded state exists as well: that of a matrix view in c
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -94,52 +93,43 @@ def quantize_state(
         fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
         return positive if role == "second" or not fields.isdisjoint(unsigned) else signed
 
-    def codecs_of(state: Any) -> list[Codec | None]:
-        leaves, known = jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(roles(state))
-        pairs = zip(leaves, known, strict=True)
-        return [codec_of(path, leaf, role) for (path, leaf), role in pairs]
+    def codecs_of(state: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(codec_of, state, roles(state))
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
-        leaves, treedef = jax.tree.flatten(plain)
-        pairs = zip(leaves, codecs_of(plain), strict=True)
-        coded = [x if codec is None else encoded(x, codec, None) for x, codec in pairs]
-        return QuantizedState(
-            treedef.unflatten(coded), jnp.zeros([], jnp.int32) if dither else None
+        coded = jax.tree.map(
+            lambda x, codec: x if codec is None else encoded(x, codec, None),
+            plain,
+            codecs_of(plain),
         )
+        return QuantizedState(coded, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         like = jax.eval_shape(inner.init, updates if params is None else params)
-        leaves, treedef = jax.tree.flatten(like)
-        codecs, before = codecs_of(like), treedef.flatten_up_to(state.inner)
+        codecs, before = codecs_of(like), state.inner
         count = None if state.updates is None else next_step(state.updates)
-        decoded = map(functools.partial(_decoded, count), before, codecs, leaves, _in_views(like))
-        updates, new = inner.update(updates, treedef.unflatten(decoded), params, **extra_args)
-        now = treedef.flatten_up_to(new)
-        coded = map(functools.partial(_coded, count), now, codecs, before)
-        return updates, QuantizedState(treedef.unflatten(coded), count)
+
+        def decoded(like: Any, codec: Codec | None, stored: Any, in_view: bool) -> Any:
+            if codec is None:
+                return stored
+            columns = like.shape[-1]
+            if in_view and like.ndim > 2:
+                counts = None if count is None else jnp.broadcast_to(count, like.shape[:1])
+                return LazyMoments(stored, counts, codec, columns, like.dtype)
+            return decode(stored, codec, columns).reshape(like.shape).astype(like.dtype)
+
+        def coded(_: Any, codec: Codec | None, before: Any, x: Any) -> Any:
+            if is_lazy(x):
+                return x.coded
+            return x if codec is None else encoded(x, codec, count, before)
+
+        plain = jax.tree.map(decoded, like, codecs, before, _in_views(like))
+        updates, new = inner.update(updates, plain, params, **extra_args)
+        return updates, QuantizedState(jax.tree.map(coded, like, codecs, before, new), count)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _decoded(
-    count: jax.Array | None, stored: Any, codec: Codec | None, like: Any, in_view: bool
-) -> Any:
-    """An array of a state; in a matrix view as `LazyMoments`."""
-    if codec is None:
-        return stored
-    if in_view and like.ndim > 2:
-        updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
-        return LazyMoments(stored, updates, codec, like.shape[-1], like.dtype)
-    return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
-
-
-def _coded(count: jax.Array | None, x: Any, codec: Codec | None, before: Any) -> Any:
-    """The inverse; `before` are the codes before this step."""
-    if is_lazy(x):
-        return x.coded
-    return x if codec is None else encoded(x, codec, count, before)
 
 
 def _check_undivided(state: Any) -> None:
@@ -151,6 +141,8 @@ def _check_undivided(state: Any) -> None:
         )
 
 
-def _in_views(state: Any) -> list[bool]:
-    nodes = jax.tree.leaves(state, is_leaf=is_view)
-    return [is_view(node) for node in nodes for _ in jax.tree.leaves(node)]
+def _in_views(state: Any) -> Any:
+    """For each array of a state, whether it is of a matrix view."""
+    return jax.tree.map(
+        lambda node: jax.tree.map(lambda _: is_view(node), node), state, is_leaf=is_view
+    )

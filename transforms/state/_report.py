@@ -46,9 +46,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       policy the `damping` in use, and `proxy`, the figure on which it decided at the last check.
 
     Args:
-      optimizer: any Optax transformation.
-      params: the parameters (or their shapes) for which it was made.
-      state: its state.
+      optimizer, params, state: see `portable_state`.
 
     Returns:
       A Markdown table with one line per parameter: smallest and largest value where a parameter has

@@ -53,7 +53,13 @@ def state_sharding(
     """
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {type(mesh)}.")
-    _check_memory(mesh, memory_kind)
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if memory_kind not in (None, *kinds):
+        raise ValueError(
+            f"memory_kind must be one of {kinds}, the memories of {device.device_kind!r}, "
+            f"got {memory_kind!r}."
+        )
     lying = {}
     for name, leaf in named_leaves(_without_boxes(params, mesh)).present().items():
         sharding = getattr(leaf, "sharding", None)
@@ -78,7 +84,10 @@ def state_sharding(
         return shardings_of(division)
 
     def spelled(x: Any, sharding: NamedSharding) -> NamedSharding:
-        sharding = _spelled(sharding, x)
+        if mesh.are_all_axes_explicit:
+            # As JAX spells that of a result: another spelling would compile a step twice.
+            spec = P(*sharding.spec, *[None] * (x.ndim - len(sharding.spec)))
+            sharding = NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
         if memory_kind is None or x.size <= SMALL:
             return sharding
         return sharding.with_memory_kind(memory_kind)
@@ -115,21 +124,3 @@ def _without_boxes(params: Any, mesh: Mesh) -> Any:
         return node.replace_boxed(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
 
     return jax.tree.map(opened, params, is_leaf=lambda x: is_box(x) or is_hole(x))
-
-
-def _check_memory(mesh: Mesh, kind: str | None) -> None:
-    device = mesh.devices.flat[0]
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if kind is not None and kind not in kinds:
-        raise ValueError(
-            f"memory_kind must be one of {kinds}, the memories of {device.device_kind!r}, "
-            f"got {kind!r}."
-        )
-
-
-def _spelled(sharding: NamedSharding, leaf: Any) -> NamedSharding:
-    """`sharding` as JAX spells that of a result: another spelling would compile a step twice."""
-    if not sharding.mesh.are_all_axes_explicit:
-        return sharding
-    rest = (None,) * (leaf.ndim - len(sharding.spec))
-    return NamedSharding(sharding.mesh, P(*sharding.spec, *rest), memory_kind=sharding.memory_kind)

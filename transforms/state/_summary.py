@@ -30,7 +30,7 @@ def state_bytes(optimizer: Any, params: Any) -> int:
 
     Args:
       optimizer: any Optax transformation.
-      params: the parameters, or their `jax.ShapeDtypeStruct`s.
+      params: the parameters, or their shapes.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, curvax
@@ -46,9 +46,7 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
     """The entries of an optimizer's state that belong to one parameter.
 
     Args:
-      optimizer: the transformation that made `state`.
-      params: the parameters (or their shapes) for which it was made.
-      state: the state.
+      optimizer, params, state: see `portable_state`.
       path: path of the parameter, such as "block_0/mlp/kernel".
 
     Returns:
@@ -95,7 +93,7 @@ def summarize(optimizer: Any, params: Any) -> str:
 
     Args:
       optimizer: any Optax transformation.
-      params: parameters or their shapes.
+      params: the parameters, or their shapes.
 
     Returns:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
@@ -152,8 +150,7 @@ def summarize(optimizer: Any, params: Any) -> str:
             "| part of the state | bytes |",
             "|---|---|",
             *(f"| {field} | {size:,} |" for field, size in by_part),
-            *_notes(whole, params),
-            *_warnings(params, sizes),
+            *(f"\n{note}" for note in (*_notes(whole, params), *_warnings(params, sizes))),
         ]
     )
 
@@ -162,20 +159,18 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
     leaves = named_leaves(params).present()
     names = dict.fromkeys(form.parameter for form in whole.forms.values())
     placed = [x for x in map(leaves.get, names) if getattr(x, "sharding", None) is not None]
-    missing = sum(_bytes(x) - _shard_bytes(x, x.sharding) for x in placed)  # pyright: ignore
+    parts = [(x, x.sharding.shard_shape(x.shape)) for x in placed]  # pyright: ignore
+    missing = sum(_bytes(x) - _bytes(x, part) for x, part in parts)
+    detour = (
+        "\nOn Auto axes an update does not see how the kernels lie, and gradients and updates take "
+        "a detour. With mesh=jax.tree.map(lambda x: x.sharding, params) they take none."
+    )
     for division in whole.divisions:
-        shares = division.layout.shares
-        yield ""
-        yield f"Of {shares.devices} devices the busiest has {shares.busiest:.2f} of the mean work."
-        if missing and not division.known:
-            yield (
-                "On Auto axes an update does not see how the kernels lie, and gradients and "
-                "updates take a detour. With mesh=jax.tree.map(lambda x: x.sharding, params) they "
-                "take none."
-            )
+        shares, unseen = division.layout.shares, bool(missing and not division.known)
+        busiest = f"{shares.busiest:.2f} of the mean work."
+        yield f"Of {shares.devices} devices the busiest has {busiest}" + detour * unseen
     devices = max((len(x.sharding.device_set) for x in placed), default=1)  # pyright: ignore
     if devices > 1 and not whole.divisions:
-        yield ""
         yield (
             f"Without mesh= each of {devices} devices may do the work of all matrices, and receive "
             f"{missing:,} bytes of gradients for it in a step. On Auto axes XLA may divide single "
@@ -183,16 +178,11 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
         )
 
 
-def _shard_bytes(x: Any, sharding: Any) -> int:
-    return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-
-
 def _warnings(params: Any, sizes: dict[str, int]) -> Iterator[str]:
     """Sentences about the parameters whose state is unexpectedly large, such as heads."""
     for name, leaf in named_leaves(params).present().items():
         times = sizes[name] / max(1, _bytes(leaf))
         if sizes[name] > LARGE and times > HEAVY:
-            yield ""
             yield (
                 f"The state of {name!r} is {times:.0f} times as large as the parameter. `side=` "
                 "and `max_order=` leave out a long side, `MatrixRule(block_size=1200)` cuts it, "
@@ -227,8 +217,9 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}"
 
 
-def _bytes(leaf: Any) -> int:
-    return math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize
+def _bytes(leaf: Any, part: tuple[int, ...] | None = None) -> int:
+    """The size of an array, or of a part of it with this shape."""
+    return math.prod(jnp.shape(leaf) if part is None else part) * jnp.result_type(leaf).itemsize
 
 
 def _form_of(leaf: Any) -> str:

@@ -139,10 +139,10 @@ def by_stack(like: Any, state: Any) -> Any:
     def of_view(stacked: Any, entries: Any) -> Any:
         if not is_view(stacked):
             return entries
-        members = {key: [name for name, _ in stack_of(key).members] for key in stacked.inner}
+        members = {key: stack_of(key).members for key in stacked.inner}
         return MatrixViewState(
             {
-                key: jax.tree.map(_array_of_stack, *(entries.inner[name] for name in names))
+                key: jax.tree.map(_array_of_stack, *(entries.inner[name] for name, _ in names))
                 for key, names in members.items()
             }
         )

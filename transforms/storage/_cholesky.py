@@ -29,6 +29,7 @@ from ..linalg._numerics import tile_scales
 from ..linalg._platforms import diagonals, in_rows, with_diagonal
 from ..linalg._products import square_of_lower
 from ._codec import (
+    Codec,
     Coded,
     decode,
     decode_lower,
@@ -82,13 +83,11 @@ class Cholesky(Quantized):
         if previous is None:
             return self._first(x)
         c, failed = factored(x, self.eps, self.damping_mode)
-        diagonal, count = diagonals(c), failed.astype(jnp.int32)
         if self.error_feedback is None:
-            new = Triangle(*encode_lower(c, self.codec), diagonal, count)
+            coded = encode_lower(c, self.codec)
         else:
-            new = TriangleAndError(*self._with_error(c, previous), diagonal, count)
-        kept = where_entries(~failed, new, previous)
-        return kept._replace(failures=previous.failures + count)
+            coded = self._with_error(c, previous)
+        return with_triangle(previous, coded, diagonals(c), failed)
 
     def _with_error(self, c: jax.Array, previous: TriangleAndError) -> Coded:
         """The codes and scales of C and its error; C is computed transposed, beside Eᵀ."""
@@ -123,13 +122,26 @@ class Cholesky(Quantized):
     def decode_factor(self, stored: Any) -> jax.Array:
         if not isinstance(stored, Triangle | TriangleAndError):
             return stored
-        order = stored.diagonal.shape[-1]
         if isinstance(stored, Triangle):
-            lower = decode_lower(stored, self.codec, order)
-        else:
-            coded = Coded(stored.codes, stored.scales[..., 1:, :-1])
-            lower = jnp.where(strictly_lower(order), decode(coded, self.codec, order), 0)
+            return square_of_triangle(stored, self.codec)
+        order, coded = stored.diagonal.shape[-1], Coded(stored.codes, stored.scales[..., 1:, :-1])
+        lower = jnp.where(strictly_lower(order), decode(coded, self.codec, order), 0)
         return square_of_lower(with_diagonal(lower, stored.diagonal))  # Eq. 7
+
+
+def with_triangle(
+    previous: Any, coded: Coded, diagonal: jax.Array, failed: jax.Array, **fields: jax.Array
+) -> Any:
+    """A stored form with another Cholesky factor, except where the decomposition `failed (...)`."""
+    new = previous._replace(**coded._asdict(), diagonal=diagonal, **fields)
+    kept = where_entries(~failed, new, previous)
+    return kept._replace(failures=previous.failures + failed.astype(jnp.int32))
+
+
+def square_of_triangle(stored: Any, codec: Codec) -> jax.Array:
+    """`C Cᵀ` for a stored form with the folded codes, the scales and the diagonal of C (Eq. 7)."""
+    lower = decode_lower(stored, codec, stored.diagonal.shape[-1])
+    return square_of_lower(with_diagonal(lower, stored.diagonal))
 
 
 @checked
@@ -150,9 +162,9 @@ def cholesky(
     feedback they take as much as `quantized`.
 
     Args:
-      bits: 4, 6 or 8.
-      block: even width of the square tiles that share a scale. 16 takes 3 % more bytes than 64 and
-        halves the excess of a language model's loss over that with float32.
+      bits, map, min_elements: see `quantized`.
+      block: see `quantized`. 16 takes 3 % more bytes than 64 and halves the excess of a language
+        model's loss over that with float32.
       error_feedback: βe, decay rate of the running error that is added before quantization (CQ+EF;
         0.95 in the paper); `None` turns it off. In 4 bits, 0.95 helps only for flat spectra: the
         quantized error is too coarse for its small increments, and at condition numbers of 3 to 100
@@ -162,9 +174,6 @@ def cholesky(
       damping_mode: "relative": adds eps times the factor's largest entry (zeros stay zeros), which
         is independent of the gradients' scale; "absolute": adds eps itself, as published, which
         swamps the factors of small gradients.
-      map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
-        root, or uniform steps.
-      min_elements: matrices with fewer elements stay dense.
 
     Raises:
       ValueError: if an argument is not allowed; the message lists the allowed values.

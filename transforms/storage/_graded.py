@@ -39,10 +39,10 @@ class Graded:
         live = across > 0
         eye = jnp.broadcast_to(identity(order, x.dtype), x.shape)
         correlation = jnp.where(live, x / jnp.where(live, across, 1), eye)
-        if previous is None:
-            return GradedFactor(self.storage.encode_correlation(correlation, None), roots)
-        coded = self.storage.encode_correlation(correlation, previous.correlation)
+        coded = self.storage.encode_correlation(correlation, previous and previous.correlation)
         factor = GradedFactor(coded, roots)
+        if previous is None:
+            return factor
         failed = self.failed(factor, previous)[..., None]
         return factor._replace(roots=jnp.where(failed, previous.roots, roots))
 

@@ -40,13 +40,12 @@ import jax
 import jax.numpy as jnp
 
 from .._side import Side
-from .._trees import where_entries
 from .._validate import checked
 from ..linalg._cholesky import factored
 from ..linalg._numerics import HIGHEST
 from ..linalg._platforms import diagonals, materialized, with_diagonal
-from ..linalg._products import square_of_lower
 from ..linalg._qr import Reflectors, formed, panels_of, reflected, reflectors_of
+from ._cholesky import square_of_triangle, with_triangle
 from ._codec import Codec, decode_lower, dither_of, encode_lower, encode_zeros
 from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._storage import Storage, as_storage
@@ -105,25 +104,19 @@ class Packed(Quantized):
         c, failed = factored(x, self.eps, "relative")
         updates = previous.updates + 1
         coded = encode_lower(c, self.codec, dither_of(updates, order, order))
-        diagonal = diagonals(c)
-        new = PackedFactor(*coded, diagonal, previous.failures, updates)
-        kept = where_entries(~failed, new, previous)
-        return kept._replace(failures=previous.failures + failed.astype(jnp.int32))
+        return with_triangle(previous, coded, diagonals(c), failed, updates=updates)
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        if not isinstance(stored, PackedFactor):
-            return stored
-        c = decode_lower(stored, self.codec, stored.diagonal.shape[-1])
-        return square_of_lower(with_diagonal(c, stored.diagonal))
+        is_coded = isinstance(stored, PackedFactor)
+        return square_of_triangle(stored, self.codec) if is_coded else stored
 
     def encode_correlation(self, x: jax.Array, previous: Any) -> Any:
         order = x.shape[-1]
         if self.exact(order):
             return x
         if previous is None:  # the identity
-            return PackedCorrelation(
-                *encode_zeros(x, self.codec), jnp.zeros(x.shape[:-2], jnp.int32)
-            )
+            none = jnp.zeros(x.shape[:-2], jnp.int32)
+            return PackedCorrelation(*encode_zeros(x, self.codec), none)
         updates = previous.updates + 1
         dither = dither_of(updates, order, order)
         return PackedCorrelation(*encode_lower(x, self.codec, dither), updates)
@@ -153,9 +146,8 @@ class Packed(Quantized):
         v, signs = reflectors_of(x)
         lower = jnp.tril(v, -1)
         length = jnp.maximum(jnp.max(jnp.abs(lower), axis=-2), SHORTEST)
-        return PackedTriangle(
-            *encode_lower(lower / length[..., None, :], self.codec), signs / length
-        )
+        coded = encode_lower(lower / length[..., None, :], self.codec)
+        return PackedTriangle(*coded, signs / length)
 
     def decode_basis(self, stored: Any) -> jax.Array:
         if self.bases is not None:
@@ -214,13 +206,9 @@ def packed(
     take as long as plain ones.
 
     Args:
-      bits: 4, 6 or 8.
-      block: even width of the square tiles that share a scale.
+      bits, block, map, min_elements: see `quantized`.
       eps: ε, the multiple of a factor's largest entry that is added to its diagonal before each
         decomposition.
-      map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
-        root, or uniform steps.
-      min_elements: matrices with fewer elements stay dense.
       bases: another storage, for bases: `dense()` keeps them decoded between refreshes and takes
         eight times the bytes, `dense(jnp.bfloat16)` four times, `quantized(8)` twice; all are read
         like plain matrices. Bases from the last two are orthogonal up to the errors of their
