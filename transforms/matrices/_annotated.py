@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from .._paths import NamedLeaves, is_hole
-from ._form import MatrixAxes
+from ._form import MatrixAxes, merged
 from ._names import is_head_name
 from ._parameters import Parameter, Parameters
 
@@ -128,5 +128,5 @@ def _axes_of_sides(rows: list[int], columns: list[int], family: str) -> MatrixAx
     """The axes, from the places of inputs and outputs."""
     if not (rows and columns):
         return f"no inputs or no outputs ({family})"
-    merged = [axes[0] if len(axes) == 1 else tuple(axes) for axes in (rows, columns)]
-    return MatrixAxes(merged[0], merged[1], said_by=f"axes of the family {family}")
+    sides = merged(tuple(rows)), merged(tuple(columns))
+    return MatrixAxes(*sides, said_by=f"axes of the family {family}")

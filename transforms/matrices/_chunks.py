@@ -17,7 +17,7 @@ import jax
 import optax
 
 from .._stacks import StateSplit
-from ..storage._lazy_moments import LazyMoments, decoding
+from ..storage._lazy_moments import decoding, is_lazy
 
 CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
@@ -39,8 +39,7 @@ def in_chunks(
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
         step = inner.update if updates.size <= CHUNK else by_chunks
-        leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, LazyMoments))
-        if any(isinstance(x, LazyMoments) for x in leaves):
+        if any(map(is_lazy, jax.tree.leaves(state, is_leaf=is_lazy))):
             step = decoded
         with_arguments: Any = functools.partial(step, **extra_args)
         return (jax.jit(with_arguments) if extra_args else traced[step])(updates, state, params)
@@ -60,12 +59,18 @@ def _by_chunks(
         return update(g, state, params, **extra_args)
 
     def visit(start: Any, size: int, carry: Any) -> Any:
-        stack, arrays, _ = carry
-        x, old, p = _slices((stack, arrays, params), start, size)
+        *whole, _ = carry
+        x, old, p = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), (*whole, params)
+        )
         direction, new = update(x, split.joined(old, shared), p, **extra_args)
         new_own, new_shared = split.parts(new)
-        direction = direction.astype(g.dtype)
-        return _replaced(stack, direction, start), _replaced(arrays, new_own, start), new_shared
+        stack, arrays = jax.tree.map(
+            lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, start, 0),
+            tuple(whole),
+            (direction.astype(g.dtype), new_own),
+        )
+        return stack, arrays, new_shared
 
     rounds, rest = divmod(len(g), size)
     carry = jax.lax.fori_loop(
@@ -82,13 +87,3 @@ def matrices_in_chunk(shape: tuple[int, ...]) -> int:
     number, *matrix = shape
     most = max(1, CHUNK // max(1, math.prod(matrix)))
     return math.ceil(number / math.ceil(number / most))
-
-
-def _slices(tree: Any, start: Any, size: int) -> Any:
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), tree)
-
-
-def _replaced(tree: Any, part: Any, start: Any) -> Any:
-    return jax.tree.map(
-        lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), tree, part
-    )

@@ -227,10 +227,7 @@ MAXTEXT = Family(
         Entry(r".*compressor/(.*/)?position_bias", _ENDS, (2,), stacks=ASSUMED),
         # (groups, layers, in, out)
         Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), stacks=ASSUMED),
-        # (features, 3, heads, head_dim) if fused
-        Entry(
-            rf".*attention\w*/({_PARTS})/kernel", MatrixAxes(0, (-2, -1)), (3, 4), stacks=ASSUMED
-        ),
+        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), stacks=ASSUMED),
         Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), stacks=ASSUMED),
         Entry(r".*/kernel", _IN_OUT, (2,), lambda p: p.is_scanned, stacks=ONLY_ASSUMED),
     ),

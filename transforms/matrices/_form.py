@@ -191,7 +191,6 @@ class MatrixForm:
     permutation: tuple[int, ...]
     sides: tuple[int, int]  # how many of the axes are of the batch, and how many of the rows
     batch: int
-    is_batch: bool  # whether it has axes beside those of rows and columns
     rows: int
     columns: int  # of the part
     row_tiles: int
@@ -214,7 +213,7 @@ class MatrixForm:
     def is_large_batch(self) -> bool:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
         large = self.rows * self.columns > LARGE
-        return self.is_batch and not self.is_tiled and large and not self.is_part
+        return self.sides[0] > 0 and not self.is_tiled and large and not self.is_part
 
     @functools.cached_property
     def is_part(self) -> bool:
@@ -331,7 +330,6 @@ def matrix_forms(
             permutation=(*batch, *rows, *columns_of),
             sides=(len(batch), len(rows)),
             batch=sizes[0],
-            is_batch=bool(batch),
             rows=sizes[1],
             columns=columns,
             row_tiles=row_tiles,

@@ -33,9 +33,14 @@ Treatment = MatrixAxes | str
 Selection = str | Sequence[str] | Callable[[str, Any], bool]
 """Glob pattern(s) on paths, or a predicate of path and leaf."""
 
+_WORDS: dict[str, tuple[str, Callable[[Mapping[str, Any]], frozenset[str]]]] = {
+    "matrices": ("all", frozenset),
+    "output_layer": ("auto", find_output_layer),
+}
+"""By argument, the word for a selection, and the paths that it selects."""
+
 _SHOWN = 5
 """The most parameters that an error names in its first line."""
-
 
 _SHARED_TABLE = re.compile(r"(.*/)?pytree/\d+/weight")
 """The layers of Equinox' `Shared`, of which one is often a table."""
@@ -75,15 +80,15 @@ class MatrixRule:
     | a possible stack of layers, and anything else | an error with the readings to paste |
 
     Every optimizer takes a rule as its argument `matrices`. A field that is left out takes the
-    default of the method, if it has one, such as `block_size=1200` of `shampoo`. A field set to
-    `None` is `None` in every method.
+    default of the method, if it has one (`matrices="all"` of `asgo` and `dasgo`,
+    `output_layer="auto"` of `racs` and `apollo`, `block_size=1200` of `shampoo`), else `None`.
+    A field set to `None` is `None` in every method.
 
     Args:
       matrices: which parameters are matrices. `None` is the rule above. `"all"` takes every
         parameter (a vector, a `bias` or a `scale` is then a matrix with one row). A glob pattern on
         paths (`*` also matches "/"), several patterns, or a predicate `(path, leaf) -> bool` select
-        parameters. If left out: the default of the method (`"all"` for `asgo` and `dasgo`), else
-        `None`.
+        parameters.
       weight_dimension_numbers: axes that override those of the rule. Either a tree (or prefix tree)
         of `MatrixAxes`, dimension numbers of Optax's Muon or GaLore, or `None` (not a matrix) with
         the structure of the parameters; or a callable from the parameters to such a tree; or a
@@ -91,12 +96,10 @@ class MatrixRule:
         unmatched parameters, and on those that lack the axes of an entry for many parameters.
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
       output_layer: a pattern or predicate for an output layer that is *not* a matrix. `"auto"`
-        finds it (see `find_output_layer`); `None` makes no exception. If left out: the default of
-        the method (`"auto"` for `racs` and `apollo`), else `None`.
+        finds it (see `find_output_layer`); `None` makes no exception.
       block_size: cuts matrices into balanced blocks of at most this many rows and columns, each a
-        separate matrix; `None` does not cut. If left out: the default of the method (1200 for
-        `shampoo`), else `None`. Where it does not divide a side, the last blocks have a row or
-        column of zeros, which counts in the means that `swan`, `kl_shampoo` and
+        separate matrix; `None` does not cut. Where it does not divide a side, the last blocks have
+        a row or column of zeros, which counts in the means that `swan`, `kl_shampoo` and
         `normalize_matrices` take over rows and columns.
       family: conventions of a family of models; `curvax.rules` has rules with one.
       guess: `False` makes an error of each matrix that `summarize` calls a guess.
@@ -151,14 +154,8 @@ class MatrixRule:
         boxed = annotated(params, named, read, parameters)
         specification = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
-        if complete.output_layer == "auto":
-            excluded = find_output_layer(leaves)
-        else:
-            excluded = _selected("output_layer", complete.output_layer, leaves, named.names) or ()
-        if complete.matrices == "all":
-            chosen = frozenset(leaves)
-        else:
-            chosen = _selected("matrices", complete.matrices, leaves, named.names)
+        excluded = _selected("output_layer", complete.output_layer, leaves, named.names) or ()
+        chosen = _selected("matrices", complete.matrices, leaves, named.names)
 
         def treatment(name: str) -> Treatment | Readings:
             if name in excluded:
@@ -278,7 +275,7 @@ def _check_selection(argument: str, selection: Any) -> None:
     predicate = callable(selection) and not isinstance(selection, type)
     left_out = selection is None or selection is METHODS_OWN
     if not (left_out or isinstance(selection, str) or patterns or predicate):
-        word = "all" if argument == "matrices" else "auto"
+        word, _ = _WORDS[argument]
         raise ValueError(
             f'{argument} must be None, "{word}", a path pattern, a sequence of them, a predicate '
             "such as lambda path, leaf: leaf.ndim == 2 (a mask goes to optax.partition), or "
@@ -294,6 +291,9 @@ def _selected(
     """The paths that `selection` selects; a pattern that matches none of `names` is an error."""
     if selection is None:
         return None
+    word, selected_by_word = _WORDS[argument]
+    if selection == word:
+        return selected_by_word(leaves)
     if callable(selection):
         return frozenset(name for name, leaf in leaves.items() if selection(name, leaf))
     patterns = [selection] if isinstance(selection, str) else list(selection)

@@ -99,6 +99,7 @@ class Parameter:
         self.name, self.tree, self.shape = name, tree, tree[name]
         self.ndim = len(self.shape)
         self.place, self.last = names.layer_place(name), names.path_of(name)[2]
+        self.output_first = names.is_output_first(self.last)
 
     # By the name
 
@@ -130,11 +131,6 @@ class Parameter:
     def is_named(self) -> bool:
         """Whether the path is one that matrices have, so that two axes are not a guess."""
         return names.is_of_matrices(self.last) and self.reason is None
-
-    @property
-    def output_first(self) -> bool:
-        """Whether the layout is torch's `(out, in, ...)`, as for all that is called `weight`."""
-        return names.is_output_first(self.last)
 
     @functools.cached_property
     def role(self) -> str | None:
@@ -308,11 +304,8 @@ class Parameter:
         beside = (self.tree.get(f"{self.place.scope}{field}", ()) for field in _OF_STATE_SPACE)
         if any(x[:2] == self.shape for x in beside):
             return True
-        norms_by_scope = self.tree.own_norms
-        norms = next(
-            (norms_by_scope[scope] for scope in names.scopes(self.name) if scope in norms_by_scope),
-            [],
-        )
+        own = self.tree.own_norms
+        norms = next((own[scope] for scope in names.scopes(self.name) if scope in own), [])
         return any(_are_stacks(norms, self.shape[axis], axis) for axis in (0, 1))
 
     # By the layers beside it

@@ -244,25 +244,21 @@ class _View:
         leaves = jax.tree.leaves((updates, params))
         explicit = any(AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types for x in leaves)
         gradients = gather(groups, updates, explicit=explicit)
-        matrices = None
-        if params is not None:
-            matrices = gather(groups, params, explicit=explicit)
+        matrices = {} if params is None else gather(groups, params, explicit=explicit)
         old = unsharded(state.inner, gradients) if explicit else state.inner
         if self.restart is not None and old:
-            old = self.restart(old, gradients if matrices is None else matrices)
-        parameters, directions, new = matrices or {}, {}, {}
-        for key, g in gradients.items():
-            directions[key], new[key] = self.inner.update(
-                g, old[key], parameters.get(key), **extra_args
-            )
+            old = self.restart(old, matrices or gradients)
+        directions, new = {}, {}
         for group in groups:
-            shape = jnp.shape(directions[group.key])
-            if shape != gradients[group.key].shape:
+            key, g = group.key, gradients[group.key]
+            x, new[key] = self.inner.update(g, old[key], matrices.get(key), **extra_args)
+            if jnp.shape(x) != g.shape:
                 parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
                 raise ValueError(
                     f"the direction of the matrices of {parameters} must have the shape of their "
-                    f"gradient, {group.shape}; got {shape}."
+                    f"gradient, {group.shape}; got {jnp.shape(x)}."
                 )
+            directions[key] = x
         return scatter(groups, directions, updates, explicit=explicit), MatrixViewState(new)
 
     def _divided(
@@ -271,15 +267,13 @@ class _View:
         """The update where devices share the matrices."""
         if not groups:
             return updates, MatrixViewState(state)
-        forms = {group.key: group.members for group in groups}
-        leaves = named_leaves(updates)
-        matrices = [Matrices(forms, leaves.present())]
-        if params is not None:
-            matrices.append(Matrices(forms, named_leaves(params).present()))
-        plain = state.unbox() if isinstance(state, BoxedState) else state
-        step: Any = self.inner.update
-        directions, new = step(matrices[0], plain, *matrices[1:], **extra_args)
-        new = state.replace_boxed(new) if isinstance(state, BoxedState) else new
+        forms, leaves = {group.key: group.members for group in groups}, named_leaves(updates)
+        gradients: Any = Matrices(forms, leaves.present())
+        weights: Any = None if params is None else Matrices(forms, named_leaves(params).present())
+        is_boxed = isinstance(state, BoxedState)
+        plain = state.unbox() if is_boxed else state
+        directions, new = self.inner.update(gradients, plain, weights, **extra_args)
+        new = state.replace_boxed(new) if is_boxed else new
         return leaves.rebuild(directions), MatrixViewState(new)
 
 
