@@ -251,14 +251,16 @@ class _View:
         directions, new = {}, {}
         for group in groups:
             key, g = group.key, gradients[group.key]
-            x, new[key] = self.inner.update(g, old[key], matrices.get(key), **extra_args)
-            if jnp.shape(x) != g.shape:
+            directions[key], new[key] = self.inner.update(
+                g, old[key], matrices.get(key), **extra_args
+            )
+            shape = jnp.shape(directions[key])
+            if shape != g.shape:
                 parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
                 raise ValueError(
                     f"the direction of the matrices of {parameters} must have the shape of their "
-                    f"gradient, {group.shape}; got {jnp.shape(x)}."
+                    f"gradient, {group.shape}; got {shape}."
                 )
-            directions[key] = x
         return scatter(groups, directions, updates, explicit=explicit), MatrixViewState(new)
 
     def _divided(
@@ -268,11 +270,12 @@ class _View:
         if not groups:
             return updates, MatrixViewState(state)
         forms, leaves = {group.key: group.members for group in groups}, named_leaves(updates)
-        gradients: Any = Matrices(forms, leaves.present())
-        weights: Any = None if params is None else Matrices(forms, named_leaves(params).present())
+        gradients = Matrices(forms, leaves.present())
+        weights = None if params is None else Matrices(forms, named_leaves(params).present())
+        step: Any = self.inner.update
         is_boxed = isinstance(state, BoxedState)
         plain = state.unbox() if is_boxed else state
-        directions, new = self.inner.update(gradients, plain, weights, **extra_args)
+        directions, new = step(gradients, plain, weights, **extra_args)
         new = state.replace_boxed(new) if is_boxed else new
         return leaves.rebuild(directions), MatrixViewState(new)
 
