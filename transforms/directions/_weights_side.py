@@ -92,7 +92,7 @@ def chain(*parts: Weights) -> Chain:
     for the two phases :math:`b_i` and :math:`a_i` of each value; all read the weights from before
     the step. A brake with `pin` and `hyperball` have both, the other brake and decay the second
     one, `floor` the first one. Behind `hyperball`, the second phase of another value takes weights
-    off the sphere.
+    off the sphere. For a schedule of a number, inject a function of it that makes the optimizer.
 
     Args:
       *parts: values of `curvax.weights`.
