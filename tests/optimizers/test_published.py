@@ -14,8 +14,11 @@ from curvax.published import RUNS
 from curvax.transforms.kronecker._eigenbasis import EigenbasisState
 from tests.cells import cells
 from tests.helpers import assert_close
-from tests.reference.hyperball_methods import adam_h, muon_h
+from tests.reference.decay import decay
+from tests.reference.hyperball_methods import adam_directions, adam_h, muon_h
 from tests.reference.kl_soap_h import kl_soap_h
+from tests.reference.muon import momenta, newton_schulz
+from tests.reference.saturated_muon import QUINTIC
 from tests.reference.track3_schedules import POWER_FACTORS, cooldown, power_cool
 
 PARAMS = {
@@ -61,15 +64,33 @@ def test_the_schedule_is_a_warm_up_and_a_cosine() -> None:
     assert float(rate(128 + round(0.3 * 2432))) == pytest.approx(1)
 
 
+def muon_with_decay(gradients: Any, w: Any, *, learning_rates: Any) -> Any:
+    """Of a kernel, inputs by outputs."""
+    length = np.sqrt(max(1, w.shape[1] / w.shape[0]))
+    moments = momenta(gradients, 0.95, True, "trace")
+    updates = [length * newton_schulz(m, QUINTIC, eps=1e-8) for _, m in moments]
+    return decay(updates, w, learning_rates=learning_rates, weight_decay=0.1)
+
+
+def adam_alone(gradients: Any, w: Any, *, learning_rates: Any) -> Any:
+    """At a fifth of Muon's rate."""
+    updates = adam_directions(gradients, b1=0.8, b2=0.98, eps=1e-15)
+    return decay(updates, w, learning_rates=np.array(learning_rates) / 5, weight_decay=0.0)
+
+
+ADAM_H = functools.partial(adam_h, b2=0.98, eps=1e-10)
+
+
 @pytest.mark.parametrize(
-    ("name", "theirs"),
+    ("name", "theirs", "of_output"),
     [
-        ("muon-h/qwen3-130M", muon_h),
-        ("adam-h/qwen3-520M", functools.partial(adam_h, b2=0.98, eps=1e-10)),
+        ("muon-h/qwen3-130M", muon_h, ADAM_H),
+        ("adam-h/qwen3-520M", ADAM_H, ADAM_H),
+        ("muon-marin/qwen3-130M", muon_with_decay, adam_alone),
     ],
 )
-def test_marin_s_runs_follow_their_transcription(name: str, theirs: Any) -> None:
-    """Of a kernel and, where Adam on a sphere has it, of the output layer; without clipping."""
+def test_marin_s_runs_follow_their_transcription(name: str, theirs: Any, of_output: Any) -> None:
+    """Of a kernel and of the output layer; without clipping."""
     steps, random = 20, np.random.default_rng(0)
     run = RUNS[name]
     optimizer = run.optimizer(steps=steps, clip=1e9)
@@ -87,8 +108,8 @@ def test_marin_s_runs_follow_their_transcription(name: str, theirs: Any) -> None
         found = jax.lax.scan(step, (params, optimizer.init(params)), jnp.asarray(noise))[1]
     assert run.learning_rate is not None
     rates = [float(run.schedule(run.learning_rate, steps)(t)) for t in range(steps)]
-    for x, by in zip(names, (theirs, functools.partial(adam_h, b2=0.98, eps=1e-10)), strict=True):
-        expected = by(list(noise), weights, learning_rates=rates)
+    for x, by in zip(names, (theirs, of_output), strict=True):
+        expected = by(list(noise), weights, learning_rates=np.array(rates))
         own = np.asarray(found[x]["kernel"])
         assert_close(own, np.stack(expected), 64, condition=3.4445**5, eps=EPS)
 
