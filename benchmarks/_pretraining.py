@@ -83,7 +83,7 @@ RATES: dict[str, tuple[float, ...]] = {
     "shampoo": (1e-3, 5e-4, 2e-3),
 }  # the best at the size 2M comes first
 MARIN = {
-    "muon": (0.016, 0.0032),
+    "muon_decayed": (0.016, 0.0032),
     "muon_h": (0.02, 0.0046),
     "soap": (0.01, 0.0032),
     "kl_soap_h": (0.014, 0.0046),
@@ -200,6 +200,9 @@ def optimizer(name: str, size: Size, values: Mapping[str, Any]) -> optax.Gradien
     base = functools.partial(optax.adamw, weight_decay=0.0)
     made: dict[str, Callable[[], Any]] = {
         "muon": lambda: curvax.muon(rate, **own),
+        "muon_decayed": lambda: curvax.muon(
+            rate, accumulate="sum", weights=curvax.weights.decay(0.1), **own
+        ),
         "muon_h": lambda: curvax.muon(rate, accumulate="sum", weights="hyperball", **own),
         "soap": lambda: curvax.soap(rate, method="rotations", refresh=10, **own),
         "kl_soap_h": lambda: curvax.soap(

@@ -3,7 +3,8 @@
 `curvax.recipes.normuon(0.02)` has the recipe's own arguments and those of `curvax.assemble`, but
 `base` and `guard`; `curvax.recipes.normuon.direction(b1=0.9)` is the direction alone, for chains
 and sums. `docs/combinations.md` shows of which parts they are, and has losses and learning rates
-beside those of AdamW. All equal the algorithm of their source in float64.
+beside those of AdamW. All equal the algorithm of their source in float64, up to the `limit` of
+SOAP's directions.
 
 Sources of Muon's recipes have plain Nesterov momentum: `curvax.scale_by_muon(accumulate="sum")`,
 where the default is Optax's, with bias correction. It changes the first steps alone.
