@@ -71,9 +71,10 @@ def muon(
     Embeddings, norms and biases go to AdamW. Do not take it for convolutions: on one of the two
     networks of `docs/choosing.md` it gained little, and only if tuned; on the other it came last.
 
-    Start with `curvax.muon(0.03)`, with 0.01 when fine-tuning. Rates from 0.032 to 0.064 were best
-    for language models of all sizes and lengths, and all other parameters may have the same rate
-    (docs/start.md). In runs of 250 steps `b1=0.9` gained 0.02 to 0.05 more.
+    Start with `curvax.muon(0.03)`. Rates from 0.032 to 0.064 were best for language models of all
+    sizes and lengths, and all other parameters may have the same rate (docs/start.md). In runs of
+    250 steps `b1=0.9` gained 0.02 to 0.03 more. When fine-tuning start with a rate of 0.01, and
+    give all other parameters AdamW's: `others=optax.adamw(rate)`.
 
     .. math::
       M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad

@@ -185,11 +185,14 @@ def start(name: str) -> str:
 
 
 def given(name: str) -> list[str]:
-    """What the call that pages print gives besides learning rates and decay."""
+    """What the printed call, or else the docstring's advice, has besides rates and decay."""
     calls = [x.call for x in _evidence("_calls").PRINTED[SUITE] if x.method == name]
-    call: Any = ast.parse(calls[0] if calls else "f()", mode="eval").body
-    keywords = (x for x in call.keywords if x.arg not in ("base", "others"))
-    return [ast.unparse(x).replace("'", '"') for x in keywords]
+    if calls:
+        call: Any = ast.parse(calls[0], mode="eval").body
+        keywords = (x for x in call.keywords if x.arg not in ("base", "others"))
+        return [ast.unparse(x).replace("'", '"') for x in keywords]
+    advice = re.search(r"Start with .*?\.\s", inspect.getdoc(getattr(curvax, name)) or "", re.S)
+    return re.findall(r"`(\w+=[^`]+)`", advice[0]) if advice else []
 
 
 def _times(factor: int) -> tuple[str, str]:

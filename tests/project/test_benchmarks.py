@@ -178,6 +178,10 @@ def calls_that_ran() -> set[str]:
         ("docs/start.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
         ("docs/clients.md", "curvax.muon(0.03)"),
         ("docs/tuning.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
+        (
+            "docs/methods.md",
+            "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))",
+        ),
         ("docs/troubleshooting.md", ""),
         ("docs/faq.md", ""),
         ("docs/notebooks/transformer.py", "curvax.muon(0.03)"),
@@ -263,12 +267,13 @@ def test_times_on_a_gpu_are_of_default_calls_and_marked_where_they_are_expected(
 
 
 def test_pages_of_methods_start_with_the_calls_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pages add weight decay."""
+    """The pages add weight decay. Where no call ran, they start with what the docstring advises."""
     calls, pages = module("evidence._calls"), module("pages")
     monkeypatch.syspath_prepend(pages.ROOT / "docs/site")
     start = importlib.import_module("methods").start
     for printed in calls.PRINTED["recipe-250"]:
         assert [*calls.calls_in(start(printed.method))] == [printed.call]
+    assert "b1=0.8" in start("osgdm") and "graft=curvax.grafts.adam(0.8)" in start("foam")
 
 
 def test_a_call_trains_as_the_same_numbers_do_in_the_tuning() -> None:
