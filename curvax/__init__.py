@@ -124,12 +124,11 @@ from .transforms.matrices._view import on_matrices
 from .transforms.refresh._policy import every
 from .transforms.state._flat_state import flat_state
 from .transforms.state._format import check_state, describe_state
-from .transforms.state._host import state_on_host
 from .transforms.state._inject import inject_hyperparams
 from .transforms.state._portable import place_state, portable_state
 from .transforms.state._quantize_state import quantize_state
 from .transforms.state._report import report
-from .transforms.state._sharding import state_sharding
+from .transforms.state._sharding import state_on_host, state_sharding
 from .transforms.state._summary import state_bytes, state_of, summarize
 from .transforms.state._take_over import take_over
 from .transforms.storage._cholesky import cholesky

@@ -18,7 +18,7 @@
 - `linalg`: decompositions, roots, products (`_products`), loops over matrices (`_loops`).
 - `distribute`: a stack over devices: who holds which matrix (`_shares`), its way there and the work
   of one device (`_step`), the state (`_layout`), shardings (`_meshes`).
-- `state`: summaries, checkpoints (`_portable`, `_format`), shardings, host memory (`_host`),
+- `state`: summaries, checkpoints (`_portable`, `_format`), shardings and host memory (`_sharding`),
   quantized moments, injected hyperparameters, which parameter an array is of (`_traced`).
 - `layerwise`: updates during the backward pass, and which optimizers they suit (`_mixing`).
 

@@ -28,7 +28,7 @@ from ..distribute._layout import is_divided
 from ..storage._codec import Codec, decode
 from ..storage._lazy_moments import LazyMoments, encoded, is_lazy
 from ..storage._quantized import MIN_ELEMENTS
-from ._traced import is_view, place_of
+from ._traced import is_view, nodes_in, place_of
 
 
 class QuantizedState(NamedTuple):
@@ -133,7 +133,7 @@ def quantize_state(
 
 
 def _check_undivided(state: Any) -> None:
-    if any(map(is_divided, jax.tree.leaves(state, is_leaf=is_divided))):
+    if [*nodes_in(state, is_divided)]:
         raise ValueError(
             "quantize_state: inner distributes its state over devices (mesh=), which codes cannot "
             "follow. Quantize inside instead: curvax.assemble(curvax.quantize_state(scale_by_…(), "

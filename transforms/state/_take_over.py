@@ -26,7 +26,7 @@ from ..matrices._form import MatrixForm
 from ..matrices._view import MatrixViewState
 from ..subspace._subspace import SubspaceState
 from ._portable import joined_state, place_state
-from ._traced import by_parameter, is_view, traced
+from ._traced import by_parameter, is_view, nodes_in, traced
 
 OURS = (MomentumState, optax.ScaleByAdamState, optax.ScaleByScheduleState)
 IN_A_BASIS = (EigenbasisState, SubspaceState)  # whose moments are in other coordinates
@@ -64,9 +64,7 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
             "optimizer: its momentum must be an average to take over another one, with "
             "accumulate='ema'; with 'sum' it means something else."
         )
-    averages: list[Any] = [
-        x for x in jax.tree.leaves(state, is_leaf=_has_moments) if _has_moments(x)
-    ]
+    averages = [*nodes_in(state, _has_moments)]
     if not averages:
         raise ValueError(
             "state: expected that of an Optax optimizer with mu and count, such as optax.adamw's, "

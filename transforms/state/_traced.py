@@ -53,7 +53,7 @@ class Traced(NamedTuple):
 
     @property
     def divisions(self) -> tuple[Division, ...]:
-        return tuple(map(_division, _nodes(self.state, is_divided)))
+        return tuple(map(_division, nodes_in(self.state, is_divided)))
 
     @property
     def mesh(self) -> Mesh | None:
@@ -67,7 +67,7 @@ class Traced(NamedTuple):
     @property
     def stacks(self) -> list[list[Stack]]:
         """The stacks of each matrix view, in the order of the state."""
-        views = [node.inner for node in _nodes(self.state, is_view)]
+        views = [node.inner for node in nodes_in(self.state, is_view)]
         return [[*map(stack_of, v.common if is_divided(v) else v)] for v in views]
 
     @property
@@ -209,7 +209,8 @@ def is_view(node: Any) -> bool:
     return isinstance(node, MatrixViewState)
 
 
-def _nodes(state: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
+def nodes_in(state: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
+    """The nodes of a state that `is_node` finds."""
     return filter(is_node, jax.tree.leaves(state, is_leaf=is_node))
 
 
