@@ -154,7 +154,7 @@ def test_dithered_averages_follow_small_increments():
         found = decode(half_of(half).inner.ema, codec, shape[1])
         return np.linalg.norm(found - target) / np.linalg.norm(target)
 
-    gap = np.diff(Codec(8, 16).book.values()).max()
+    gap = np.diff(Codec(8, 16).values()).max()
     assert error(dither=True) < 4 * gap
     assert error() > 16 * gap
 

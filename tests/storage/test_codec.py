@@ -95,13 +95,13 @@ def _wide(scales, block, shape) -> np.ndarray:
 def test_codes_decode_to_the_table_of_the_paper(bits, map):
     """As specified, bit for bit: the integer times 1/T, rounded; and exactly 1 at the ends."""
     codec, codes = Codec(bits, 256, map), np.uint8(np.arange(256) % 2**bits)[None]
-    values = codec.book.values()
+    values = codec.values()
     assert values.tolist() == [float(v) for v in _values(bits, map)]
     assert (np.diff(values) > 0).all()
     read = optimized(dequantize, static_argnums=2)
-    integers = np.array([float(v * codec.book.unit) for v in _values(bits, map)], np.float32)[codes]
-    desired = integers * np.float32(1 / codec.book.unit)
-    desired = np.where(abs(integers) == codec.book.unit, np.sign(integers), desired)
+    integers = np.array([float(v * codec.unit) for v in _values(bits, map)], np.float32)[codes]
+    desired = integers * np.float32(1 / codec.unit)
+    desired = np.where(abs(integers) == codec.unit, np.sign(integers), desired)
     exact = np.array([float(v) for v in _values(bits, map)])[codes]
     assert np.abs(desired - exact).max() <= np.finfo(np.float32).eps
     for scale in (1.0, 0.5):

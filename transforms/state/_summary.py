@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -121,24 +122,24 @@ def summarize(optimizer: Any, params: Any) -> str:
       | count | 8 |
       | skipped | 4 |
     """
-    if not named_leaves(params).present():
+    leaves = named_leaves(params).present()
+    if not leaves:
         raise ValueError(f"params must have arrays, or their shapes; got {shown(params)}.")
     whole = traced(optimizer, params)
     entries, treatment = owned_entries(whole, params), _treatments(whole.events)
-    sizes, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
+    sizes, parts, shared = Counter[str](), Counter[str](), 0
     for entry in entries:
         size = _bytes(entry.leaf)
-        parts[entry.field] = parts.get(entry.field, 0) + size
+        parts[entry.field] += size
         shared += 0 if entry.owners else size
         for owner, part in entry.owners:
             share = 1 if part is None else (part.stop - part.start) / entry.leaf.shape[0]
             sizes[owner] += round(size * share)
     rows = [
         f"| {name} | {_form_of(leaf)} | {treatment.get(name, 'as stored')} | {sizes[name]:,} |"
-        for name, leaf in named_leaves(params).present().items()
+        for name, leaf in leaves.items()
     ]
     total = sum(sizes.values()) + shared
-    by_part = sorted(parts.items(), key=lambda item: -item[1])
     return "\n".join(
         [
             "| parameter | shape | treated as | state bytes |",
@@ -149,7 +150,7 @@ def summarize(optimizer: Any, params: Any) -> str:
             "",
             "| part of the state | bytes |",
             "|---|---|",
-            *(f"| {field} | {size:,} |" for field, size in by_part),
+            *(f"| {field} | {size:,} |" for field, size in parts.most_common()),
             *(f"\n{note}" for note in (*_notes(whole, params), *_warnings(params, sizes))),
         ]
     )
@@ -178,7 +179,7 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
         )
 
 
-def _warnings(params: Any, sizes: dict[str, int]) -> Iterator[str]:
+def _warnings(params: Any, sizes: Counter[str]) -> Iterator[str]:
     """Sentences about the parameters whose state is unexpectedly large, such as heads."""
     for name, leaf in named_leaves(params).present().items():
         times = sizes[name] / max(1, _bytes(leaf))

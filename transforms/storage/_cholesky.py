@@ -115,7 +115,7 @@ class Cholesky(Quantized):
         none = jnp.zeros(x.shape[:-2], jnp.int32)
         if self.error_feedback is None:
             return Triangle(*encode_zeros(x, self.codec), diagonal, none)
-        codes = pack(jnp.full_like(x, self.codec.book.zero, jnp.uint8), self.codec)
+        codes = pack(jnp.full_like(x, self.codec.zero, jnp.uint8), self.codec)
         scales = with_room(jnp.zeros_like(tile_scales(x, self.codec.block)))
         return TriangleAndError(codes, scales, diagonal, none)
 

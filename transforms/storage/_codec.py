@@ -49,12 +49,11 @@ finite: a NaN corrupts its tile.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,81 +66,34 @@ ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
 """α1, α2 and α3 in units of 2^-32: powers of the inverse root of `x⁴ = x + 1` (Roberts, 2018)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeBook(abc.ABC):
-    """The values of codes of so many bits.
+class CodeBook(NamedTuple):
+    """The values of the codes from 0 to `top`, the largest, as functions of both.
 
-    The integers of the first and the last code are -T and T, or 1 and T where all are positive. T
-    is at most 2²³, so that float32 holds the sum of two neighbors. `integers` also takes the codes
-    -1 and 2^b, for which any numbers beyond those of the ends will do.
+    `integers` has n_j for codes that are floats of NumPy or JAX, in the same dtype: -T and T at the
+    ends, or 1 and T where all are positive, and any numbers beyond for the codes -1 and 2^b. T is
+    at most 2²³, so that float32 holds the sum of two neighbors. `nearby` estimates the codes of
+    numbers in units of 1/T; rounded, it is wrong by one at most.
     """
 
-    bits: int
-
-    signed: ClassVar[bool] = True  # whether it has negative values, which factors need
-
-    @functools.cached_property
-    def top(self) -> int:
-        """The largest code."""
-        return 2**self.bits - 1
-
-    @functools.cached_property
-    def zero(self) -> int:
-        """The code for 0, or that of the smallest value."""
-        return self.top // 2 if self.signed else 0
-
-    @functools.cached_property
-    def unit(self) -> int:
-        """T, the common denominator of the values."""
-        return int(self.integers(np.float64(self.top)))
-
-    @abc.abstractmethod
-    def integers(self, codes: Any) -> Any:
-        """The integers n_j of codes, which are floats of NumPy or JAX, in the same dtype."""
-
-    @abc.abstractmethod
-    def nearby(self, scaled: jax.Array) -> jax.Array:
-        """Estimates of the codes of numbers in units of 1/T; rounded, wrong by one at most."""
-
-    def values(self) -> np.ndarray:
-        """The values v_j of all codes, ascending, in float64."""
-        return np.asarray(self.integers(np.arange(2.0**self.bits))) / self.unit
+    integers: Callable[[Any, int], Any]
+    nearby: Callable[[jax.Array, int], jax.Array]
+    signed: bool = True  # whether it has negative values, which factors need
 
 
-class Linear(CodeBook):
-    """Uniform steps."""
-
-    def integers(self, codes: Any) -> Any:
-        return 2 * codes - self.top
-
-    def nearby(self, scaled: jax.Array) -> jax.Array:
-        return (scaled + self.top) / 2
+def _linear2(codes: Any, top: int) -> Any:
+    k = 2 * codes - top
+    return abs(k) * k * (codes != top // 2).astype(k.dtype)
 
 
-class Linear2(CodeBook):
-    """Uniform steps after a signed square root."""
-
-    def integers(self, codes: Any) -> Any:
-        k = 2 * codes - self.top
-        return abs(k) * k * (codes != self.zero).astype(k.dtype)
-
-    def nearby(self, scaled: jax.Array) -> jax.Array:
-        return (jnp.sign(scaled) * jnp.sqrt(jnp.abs(scaled)) + self.top) / 2
-
-
-class Unsigned(CodeBook):
-    """Uniform steps of the root, without 0."""
-
-    signed = False
-
-    def integers(self, codes: Any) -> Any:
-        return (codes + 1) ** 2
-
-    def nearby(self, scaled: jax.Array) -> jax.Array:
-        return jnp.sqrt(jnp.maximum(scaled, 0)) - 1
-
-
-CODE_BOOKS: dict[str, type[CodeBook]] = {"linear2": Linear2, "linear": Linear, "unsigned": Unsigned}
+CODE_BOOKS = {
+    "linear2": CodeBook(_linear2, lambda x, top: (jnp.sign(x) * jnp.sqrt(jnp.abs(x)) + top) / 2),
+    "linear": CodeBook(lambda codes, top: 2 * codes - top, lambda x, top: (x + top) / 2),
+    "unsigned": CodeBook(
+        lambda codes, top: (codes + 1) ** 2,
+        lambda x, top: jnp.sqrt(jnp.maximum(x, 0)) - 1,
+        signed=False,
+    ),
+}
 """By the names that `map=` takes."""
 
 SIGNED = tuple(name for name, book in CODE_BOOKS.items() if book.signed)
@@ -164,9 +116,32 @@ class Codec:
         if self.block % 2:
             raise ValueError(f"block must be even, got {self.block!r}.")
 
-    @functools.cached_property
+    @property
     def book(self) -> CodeBook:
-        return CODE_BOOKS[self.map](self.bits)
+        return CODE_BOOKS[self.map]
+
+    @property
+    def top(self) -> int:
+        """The largest code."""
+        return 2**self.bits - 1
+
+    @property
+    def zero(self) -> int:
+        """The code for 0, or that of the smallest value."""
+        return self.top // 2 if self.book.signed else 0
+
+    @functools.cached_property
+    def unit(self) -> int:
+        """T, the common denominator of the values."""
+        return int(self.integers(np.float64(self.top)))
+
+    def integers(self, codes: Any) -> Any:
+        """The integers n_j of codes, see `CodeBook`."""
+        return self.book.integers(codes, self.top)
+
+    def values(self) -> np.ndarray:
+        """The values v_j of all codes, ascending, in float64."""
+        return np.asarray(self.integers(np.arange(2.0**self.bits))) / self.unit
 
     def describe(self) -> str:
         return f"{self.bits} bits" + ("" if self.map == "linear2" else f" ({self.map})")
@@ -207,17 +182,17 @@ def _codes_of(
     codec: Codec,
 ) -> jax.Array:
     """The codes of the elements of `x`, whose scales are `spread(scales)`."""
-    dtype, book = np.promote_types(x.dtype, np.float32), codec.book
+    dtype, top = np.promote_types(x.dtype, np.float32), codec.top
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
     low = scales * in_range
     in_range, low, share = map(spread, (in_range, low, 1 / (2 * low)))
-    high = 2 * book.unit * (x.astype(dtype) * in_range)
+    high = 2 * codec.unit * (x.astype(dtype) * in_range)
 
     # The estimate may be wrong by one, in either direction; the comparisons decide.
-    nearby = jnp.round(jnp.clip(book.nearby(high * share), 0, book.top))
-    values = [book.integers(nearby + i) for i in (-1, 0, 1)]
+    nearby = jnp.round(jnp.clip(codec.book.nearby(high * share, top), 0, top))
+    values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
     codes = nearby - 1
     if dither is not None:
         dither = 2 * dither.astype(dtype) - 1
@@ -226,15 +201,15 @@ def _codes_of(
         if dither is not None:
             threshold = threshold + dither * (following - value)
         codes = codes + (low * threshold < high).astype(dtype)
-    codes = jnp.clip(codes, 0, book.top)
-    return jnp.where(low > 0, codes, book.zero).astype(jnp.uint8)
+    codes = jnp.clip(codes, 0, top)
+    return jnp.where(low > 0, codes, codec.zero).astype(jnp.uint8)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The values of the codes `(..., m, n)`, in the dtype of the scales."""
-    dtype, unit = np.promote_types(scales.dtype, np.float32), codec.book.unit
-    integers = codec.book.integers(codes.astype(dtype))
+    dtype, unit = np.promote_types(scales.dtype, np.float32), codec.unit
+    integers = codec.integers(codes.astype(dtype))
     share = jnp.where(jnp.abs(integers) == unit, jnp.sign(integers), integers * (1 / unit))
     wide = over_entries(scales.astype(dtype), codec.block, codes.shape)
     return (share * wide).astype(scales.dtype)
@@ -317,7 +292,7 @@ def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) ->
 
 def encode_zeros(x: jax.Array, codec: Codec) -> Coded:
     """`encode_lower` of zeros of the shape of `x (..., d, d)`, in a shorter program."""
-    codes = pack(jnp.full_like(fold(x), codec.book.zero, jnp.uint8), codec)
+    codes = pack(jnp.full_like(fold(x), codec.zero, jnp.uint8), codec)
     return Coded(codes, fold(with_room(jnp.zeros_like(tile_scales(x, codec.block)))))
 
 
