@@ -46,19 +46,10 @@ from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 
 
 class Triangle(NamedTuple):
-    """A batch of quantized lower triangles C, each folded to half a square."""
+    """A batch of quantized lower triangles C; with error feedback, each in a square with its E."""
 
-    codes: jax.Array  # uint8 (..., ⌈d/2⌉, ⌈d/2⌉)
-    scales: jax.Array  # of the tiles of C, folded: (..., ⌈T/2⌉, T)
-    diagonal: jax.Array  # (..., d)
-    failures: jax.Array  # decompositions that failed, int32 (...)
-
-
-class TriangleAndError(NamedTuple):
-    """A batch of quantized lower triangles C and their errors E, each pair in one square."""
-
-    codes: jax.Array  # uint8 (..., d, ⌈d/2⌉): C below the diagonal, Eᵀ above
-    scales: jax.Array  # of the tiles of C below the diagonal, of E above: (..., T, T)
+    codes: jax.Array  # uint8, C folded: (..., ⌈d/2⌉, ⌈d/2⌉); (..., d, ⌈d/2⌉) with Eᵀ above C
+    scales: jax.Array  # of the tiles of C, folded: (..., ⌈T/2⌉, T); (..., T, T) with those of E
     diagonal: jax.Array  # of C, (..., d)
     failures: jax.Array  # decompositions that failed, int32 (...)
 
@@ -80,16 +71,21 @@ class Cholesky(Quantized):
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         if self.exact(x.shape[-1]):
             return x
-        if previous is None:
-            return self._first(x)
+        alone = self.error_feedback is None
+        if previous is None:  # a multiple of the identity, without error
+            coded = encode_zeros(x, self.codec) if alone else self._zeros(x)
+            none = jnp.zeros(x.shape[:-2], jnp.int32)
+            return Triangle(*coded, jnp.sqrt(diagonals(x)), none)
         c, failed = factored(x, self.eps, self.damping_mode)
-        if self.error_feedback is None:
-            coded = encode_lower(c, self.codec)
-        else:
-            coded = self._with_error(c, previous)
+        coded = encode_lower(c, self.codec) if alone else self._with_error(c, previous)
         return with_triangle(previous, coded, diagonals(c), failed)
 
-    def _with_error(self, c: jax.Array, previous: TriangleAndError) -> Coded:
+    def _zeros(self, x: jax.Array) -> Coded:
+        """C and its error for zeros of the shape of `x (..., d, d)`."""
+        codes = pack(jnp.full_like(x, self.codec.zero, jnp.uint8), self.codec)
+        return Coded(codes, with_room(jnp.zeros_like(tile_scales(x, self.codec.block))))
+
+    def _with_error(self, c: jax.Array, previous: Triangle) -> Coded:
         """The codes and scales of C and its error; C is computed transposed, beside Eᵀ."""
         lower, place = strictly_lower(c.shape[-1]), jnp.arange(c.shape[-1])
         upper = place[:, None] < place[None]
@@ -109,20 +105,10 @@ class Cholesky(Quantized):
         lower = strictly_lower(scales.shape[-1] + 1)
         return Coded(packed, jnp.where(lower, with_room(scales.mT), with_room(error_scales.mT).mT))
 
-    def _first(self, x: jax.Array) -> Triangle | TriangleAndError:
-        """The stored form of a multiple `x (..., d, d)` of the identity, without error."""
-        diagonal = jnp.sqrt(diagonals(x))
-        none = jnp.zeros(x.shape[:-2], jnp.int32)
-        if self.error_feedback is None:
-            return Triangle(*encode_zeros(x, self.codec), diagonal, none)
-        codes = pack(jnp.full_like(x, self.codec.zero, jnp.uint8), self.codec)
-        scales = with_room(jnp.zeros_like(tile_scales(x, self.codec.block)))
-        return TriangleAndError(codes, scales, diagonal, none)
-
     def decode_factor(self, stored: Any) -> jax.Array:
-        if not isinstance(stored, Triangle | TriangleAndError):
+        if not isinstance(stored, Triangle):
             return stored
-        if isinstance(stored, Triangle):
+        if self.error_feedback is None:
             return square_of_triangle(stored, self.codec)
         order, coded = stored.diagonal.shape[-1], Coded(stored.codes, stored.scales[..., 1:, :-1])
         lower = jnp.where(strictly_lower(order), decode(coded, self.codec, order), 0)
