@@ -29,9 +29,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,22 +38,20 @@ import numpy as np
 
 from .._side import LEFT, Side
 from .._trees import widened
-from ..directions._carry import Moments
+from ..directions._carry import Moments, put_moments, take_moments
 from ..linalg._inverse_root import near_one, root_eigenvalues, rounding_floor
-from ..linalg._loops import visit_all
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals
 from ..linalg._products import at, exact_product
 from ..linalg._turns import SHORT, SHORT_FOR_ROOTS, orthonormal, straightened, turned
 from ..refresh._policy import Check, RootDamping, Verdict, verdict_of
 from ..storage._graded import Graded
-from ._factor import Factor, Pair, Renewed, SideRule
+from ._factor import Factor, Pair, Renewed, SideRule, each_side
 from ._noise import eigenvalue_floor, without_noise
 from ._whitened import inverse_roots, starting_multiple
 
 
-@dataclasses.dataclass(frozen=True)
-class InverseRoots:
+class InverseRoots(NamedTuple):
     """The settings of inverse roots."""
 
     root: Any  # p
@@ -81,8 +78,10 @@ class BasisRule(SideRule):
             parts["eigenvalues"] = jnp.zeros((*batch, order), dtype)
         if self.roots is None and self.whiten:
             parts["spectrum"] = jnp.full((*batch, order), self.initial, dtype)
-        if self.roots is not None and examined:
-            parts["damping"] = jnp.full(batch, self.roots.eps, dtype)
+        if examined:
+            parts["proxy"] = jnp.zeros(batch, jnp.float32)
+            if self.roots is not None:
+                parts["damping"] = jnp.full(batch, self.roots.eps, dtype)
         return parts
 
     # A step
@@ -92,17 +91,13 @@ class BasisRule(SideRule):
     ) -> jax.Array:
         """`U_Lᵀ x U_R` or, `back`, `U_L x U_Rᵀ` for the bases in use, in the dtype of `x`."""
 
-        def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
-            work = x
+        def product(basis: Any, x: jax.Array, side: Side) -> jax.Array:
             with at(self.products.step):
-                for side, basis in zip(Side, stored, strict=True):
-                    if basis is not None:
-                        opened = self.storage.open_basis(basis, x.shape[side.other_axis])
-                        work = self.storage.rotate(opened, work, side, back)
-            return work.astype(x.dtype)
+                opened = self.storage.open_basis(basis, x.shape[side.other_axis])
+                return self.storage.rotate(opened, x, side, back)
 
-        stored = [factor and factor.basis for factor in factors]
-        return visit_all(visit, x, x.shape[:-2], count, self.numbers(x, stored), stored)
+        bases = [factor and factor.basis for factor in factors]
+        return self.two_sided(product, x, bases, count)
 
     def entered(self, g: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
         """The gradient in the bases in use, in float32 at least.
@@ -123,37 +118,43 @@ class BasisRule(SideRule):
         """
         sides = max(1, sum(factor is not None for factor in factors))
         start = starting_multiple(x, sides, self.initial, x.dtype)
-        renewed, eigenvalues, scales = [*factors], [], []
-        for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
+
+        def sound(side: Side, factor: Factor) -> Factor:
+            """With averages that can be used: those of zeros and damaged ones start anew."""
+            damaged = ~jnp.isfinite(factor.spectrum).all(axis=-1)
+            empty = ~jnp.any(factor.spectrum != 0, axis=-1) | damaged
+            spectrum = jnp.where(empty[..., None], start[..., None], factor.spectrum)
+            counts = factor.counts.plus(restarted=damaged)
+            return factor._replace(spectrum=spectrum, counts=counts)
+
+        def scale(side: Side, factor: Factor | None) -> jax.Array:
             ones = jnp.ones((*x.shape[:-2], side.order(x)), x.dtype)
             if factor is None:
-                d, scale = ones, ones
-            elif self.roots is not None:
-                assert factor.eigenvalues is not None
-                d, unused = ones, jnp.max(factor.eigenvalues, axis=-1, keepdims=True) == 0
-                scale = self.root_of(factor, in_bases=True)
-                scale = jnp.where(unused, inverse_roots(start[..., None] * ones), scale)
-            else:
-                assert factor.spectrum is not None
-                damaged = ~jnp.isfinite(factor.spectrum).all(axis=-1)
-                empty = ~jnp.any(factor.spectrum != 0, axis=-1) | damaged
-                d = jnp.where(empty[..., None], start[..., None], factor.spectrum)
-                renewed[i] = factor._replace(counts=factor.counts.plus(restarted=damaged))
-                scale = inverse_roots(d)
-            eigenvalues.append(d)
-            scales.append(jnp.expand_dims(scale, side.other_axis))
-        by_left, by_right = scales
+                return ones
+            if factor.spectrum is not None:
+                return inverse_roots(factor.spectrum)
+            unused = jnp.max(factor.eigenvalues, axis=-1, keepdims=True) == 0
+            rooted = self.root_of(factor, in_bases=True)
+            return jnp.where(unused, inverse_roots(start[..., None] * ones), rooted)
+
+        def averaged(side: Side, factor: Factor, other: jax.Array) -> Factor:
+            mean = jnp.mean(x**2 * other**2, axis=side.other_axis)
+            new = self.b2 * factor.spectrum + (1 - self.b2) * mean
+            # As with statistics: a gradient that is not finite leaves the average as it is.
+            finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
+            spectrum = jnp.where(finite, new, factor.spectrum).astype(x.dtype)
+            return factor._replace(spectrum=spectrum)
+
+        if self.roots is None:
+            factors = each_side(sound, factors)
+        by_left, by_right = (
+            jnp.expand_dims(scale(side, factor), side.other_axis)
+            for side, factor in zip(Side, factors, strict=True)
+        )
+        if self.roots is None:
+            factors = each_side(averaged, factors, (by_right, by_left))
         m, n = x.shape[-2:]
-        squares = x**2
-        for i, (side, other) in enumerate(zip(Side, (by_right, by_left), strict=True)):
-            if (factor := renewed[i]) is not None and self.roots is None:
-                mean = jnp.mean(squares * other**2, axis=side.other_axis)
-                new = self.b2 * eigenvalues[i] + (1 - self.b2) * mean
-                # As with statistics: a gradient that is not finite leaves the average as it is.
-                finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
-                spectrum = jnp.where(finite, new, eigenvalues[i]).astype(x.dtype)
-                renewed[i] = factor._replace(spectrum=spectrum)
-        return (x * by_right / n**0.5, x * by_left / m**0.5), start, (renewed[0], renewed[1])
+        return (x * by_right / n**0.5, x * by_left / m**0.5), start, factors
 
     def root_of(self, factor: Factor, *, in_bases: bool) -> jax.Array:
         """The eigenvalues `(..., d)` of a side's inverse root; 1 before its first refresh.
@@ -161,7 +162,7 @@ class BasisRule(SideRule):
         `in_bases`: with the floor of `_noise.py`.
         """
         assert self.roots is not None and factor.eigenvalues is not None
-        d, (root, eps, mode, sides) = factor.eigenvalues, dataclasses.astuple(self.roots)
+        d, (root, eps, mode, sides) = factor.eigenvalues, self.roots
         damping = eps if factor.damping is None else factor.damping[..., None]
         floor = eigenvalue_floor(d.dtype) if in_bases else rounding_floor(d, root, sides)
         scaled = near_one(jnp.max(d, axis=-1, keepdims=True), root, damping, mode)
@@ -187,16 +188,23 @@ class BasisRule(SideRule):
 
     # A refresh
 
+    def refreshed_with(
+        self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: jax.Array
+    ) -> tuple[Pair, Any, list[jax.Array]]:
+        """`refreshed`, with the moments of `state` and the arrays `along`, which turn.
+
+        An array that is both turns once.
+        """
+        first, second = take_moments(state)
+        arrays = {id(x): x for x in [*first, *along]}
+        factors, moments = self.refreshed(g, factors, Moments([*arrays.values()], second), count)
+        turned = dict(zip(arrays, moments.first, strict=True))
+        own, others = ([turned[id(x)] for x in xs] for xs in (first, along))
+        return factors, put_moments(state, Moments(own, moments.second)), others
+
     def largest(self, side: Side, x: Any) -> int:
         """The longer side: moments turn too."""
         return max(x.shape[-2:])
-
-    def visits(self, never: jax.Array) -> list[tuple[SideRule, Any]]:
-        """An iteration starts from eigenvectors."""
-        if self.method.first is None:
-            return [(self, True)]
-        first = dataclasses.replace(self, method=self.method.first)
-        return [(first, never), (self, ~never)]
 
     def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
         """A basis that is far from orthonormal becomes the identity, without eigenvalues."""

@@ -50,7 +50,7 @@ from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
 from .._trees import widened
 from .._validate import as_value, check_transformation, checked
-from ..directions._carry import Moments, check_moments, put_moments, take_moments
+from ..directions._carry import check_moments
 from ..linalg._numerics import shortened
 from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
@@ -161,12 +161,11 @@ def in_eigenbasis(
         if whiten:
             sources, start, bases = rule.whitened(x, bases, count)
         bases = rule.accumulated(bases, sources, count, start)
-        inner_state = state.inner
         if lagged:
-            wide, inner_state = directed(x, bases, inner_state, count)
-            bases, inner_state, _ = refreshed(g, bases, inner_state, count)
+            wide, inner_state = directed(x, bases, state.inner, count)
+            bases, inner_state, _ = rule.refreshed_with(g, bases, inner_state, count)
         else:  # X turns with the bases, as first moments do, which saves a product with each
-            bases, inner_state, (x,) = refreshed(g, bases, inner_state, count, x)
+            bases, inner_state, (x,) = rule.refreshed_with(g, bases, state.inner, count, x)
             wide, inner_state = directed(x, bases, inner_state, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
@@ -183,12 +182,5 @@ def in_eigenbasis(
         if skip_first:
             after = jax.tree.map(lambda old, new: jnp.where(count == 1, old, new), before, after)
         return rule.moved(moved, bases, count, back=True), after
-
-    def refreshed(g: Any, bases: Any, inner_state: Any, count: Any, *along: Any) -> Any:
-        """New bases, and what turned with them: the moments of `inner`, and other arrays."""
-        first, second = take_moments(inner_state)
-        bases, turned = rule.refreshed(g, bases, Moments([*first, *along], second), count)
-        first, rest = turned.first[: len(first)], turned.first[len(first) :]
-        return bases, put_moments(inner_state, Moments(first, turned.second)), rest
 
     return each_array("in_eigenbasis", init, update)

@@ -64,6 +64,13 @@ Pair = tuple[Factor | None, Factor | None]
 """The left and the right side of matrices; `None` for a side without a factor."""
 
 
+def each_side(f: Callable[..., Any], factors: Pair, *others: Sequence[Any]) -> tuple[Any, Any]:
+    """`f(side, factor, …)`, with the entries of `others`, for the sides that have a factor."""
+    rows = zip(Side, factors, *others, strict=True)
+    left, right = (None if row[1] is None else f(*row) for row in rows)
+    return left, right
+
+
 class Renewed(NamedTuple):
     """A refresh of one side of a matrix."""
 
@@ -141,7 +148,7 @@ class SideRule(abc.ABC):
     def _start(
         self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None
     ) -> Factor:
-        eye, examined = identity(order, dtype), self.policy.examines is not None
+        eye = identity(order, dtype)
         fields = dict.fromkeys(Factor._fields) | self.first_fields(batch, eye)
         fields["statistic"] = self.statistics.encode_factor(self.initial * eye, None)
         # Encoding them all would take the memory of decoded matrices, and longer programs.
@@ -149,16 +156,15 @@ class SideRule(abc.ABC):
             fields[name] = jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), fields[name]
             )
-        fields["proxy"] = jnp.zeros(batch, jnp.float32) if examined else None
         fields |= {"counts": FactorCounts.zeros(batch), "phase": phase}
         return Factor(**fields)  # pyright: ignore
 
-    def numbers(self, x: jax.Array, stored: Sequence[Any]) -> int | None:
-        """How many numbers a matrix's largest array has, for `visit_all`.
+    def numbers(self, x: jax.Array, sides: Sequence[Side]) -> int | None:
+        """How many numbers the largest array has that `visit_all` makes of a matrix.
 
-        It is `None` if no side of `x (..., m, n)` with a `stored` form is decoded one at a time.
+        It is `None` if what these sides of `x (..., m, n)` store is not decoded one at a time.
         """
-        orders = [d for d, form in zip(x.shape[-2:], stored, strict=True) if form is not None]
+        orders = [side.order(x) for side in sides]
         if not any(map(self.storage.decodes_singly, orders)):
             return None
         return max(math.prod(x.shape[-2:]), *(order * order for order in orders))
@@ -166,18 +172,20 @@ class SideRule(abc.ABC):
     def two_sided(
         self,
         product: Callable[[Any, jax.Array, Side], jax.Array],
-        m: jax.Array,
+        x: jax.Array,
         stored: Sequence[Any],
         count: jax.Array,
     ) -> jax.Array:
-        """`product(form, m, side)` for the stored form of each side, in the dtype of `m`."""
+        """`product(form, x, side)` for the stored form of each side, in the dtype of `x`."""
 
         def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
+            y = x
             for side, form in zip(Side, stored, strict=True):
-                x = x if form is None else product(form, x, side)
-            return x.astype(m.dtype)
+                y = y if form is None else product(form, y, side)
+            return y.astype(x.dtype)
 
-        return visit_all(visit, m, m.shape[:-2], count, self.numbers(m, stored), stored)
+        sides = [side for side, form in zip(Side, stored, strict=True) if form is not None]
+        return visit_all(visit, x, x.shape[:-2], count, self.numbers(x, sides), stored)
 
     def accumulated(
         self, factors: Pair, sources: Sequence[jax.Array], count: jax.Array, start: Any = None
@@ -206,14 +214,12 @@ class SideRule(abc.ABC):
             kept = jnp.where(finite[..., None, None], new, old)
             return where_entries(finite, self.statistics.encode_factor(kept, stored), stored)
 
-        averaged = [*factors]
-        for i, (side, factor, s) in enumerate(zip(Side, factors, sources, strict=True)):
-            if factor is not None:
-                visit = functools.partial(accumulate, side)
-                numbers = self.numbers(s, [factor if other is side else None for other in Side])
-                new = visit_all(visit, factor.statistic, s.shape[:-2], count, numbers, (s, start))
-                averaged[i] = factor._replace(statistic=new)
-        return averaged[0], averaged[1]
+        def averaged(side: Side, factor: Factor, s: jax.Array) -> Factor:
+            visit, numbers = functools.partial(accumulate, side), self.numbers(s, [side])
+            new = visit_all(visit, factor.statistic, s.shape[:-2], count, numbers, (s, start))
+            return factor._replace(statistic=new)
+
+        return each_side(averaged, factors, sources)
 
     def refreshing(self, side: Side, x: Any) -> Refreshing:
         """What it takes to refresh one side of a matrix of `x (..., m, n)`."""
@@ -221,13 +227,6 @@ class SideRule(abc.ABC):
         # A policy that examines matrices refreshes few: at once they would all be refreshed.
         alone = self.policy.examines is not None or self.storage.decodes_singly(order)
         return Refreshing(float(order) ** 3, None if alone else self.largest(side, x) ** 2)
-
-    def visits(self, never: jax.Array) -> list[tuple[SideRule, Any]]:
-        """The rules that refresh, and for which matrices: bool (size,), or True for all.
-
-        `never` are those that have not been refreshed yet, bool (size,).
-        """
-        return [(self, True)]
 
     def refreshed(
         self, g: jax.Array, factors: Pair, moments: Moments, count: jax.Array
@@ -241,8 +240,11 @@ class SideRule(abc.ABC):
         for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
             if factor is None:
                 continue
-            entry = factor._replace(phase=None), moments
-            for rule, of in self.visits(factor.refreshes.reshape(-1) == 0):
+            entry, never = (factor._replace(phase=None), moments), factor.refreshes.reshape(-1) == 0
+            visits: list[tuple[SideRule, Any]] = [(self, True)]
+            if (first := self.method.first) is not None:
+                visits = [(dataclasses.replace(self, method=first), never), (self, ~never)]
+            for rule, of in visits:
 
                 def chosen(due: jax.Array, factor: Factor = factor, of: Any = of) -> jax.Array:
                     return (due & (count > 0) | untried(factor).reshape(-1)) & of

@@ -21,12 +21,11 @@ class RefreshMethod(Value):
     """The type of `method=` of `precondition`."""
 
     level = "float32"  # of statistics' and refreshes' products by default
+    first: Any = None  # the method of a first refresh, if it is another
 
 
 class BasisMethod(RefreshMethod):
     """The type of `method=` of `in_eigenbasis`: turns a basis that a statistic is kept in."""
-
-    first: BasisMethod | None = None  # what turns the identity, if not this method
 
     @abc.abstractmethod
     def turn(

@@ -45,7 +45,7 @@ from .._counts import next_step
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import Number, OneOf, as_value, checked, concrete
-from ..directions._carry import Moments, check_moments, put_moments, take_moments
+from ..directions._carry import check_moments
 from ..linalg._inverse_root import check_root_arguments
 from ..linalg._loops import at_most_once
 from ..linalg._numerics import shortened
@@ -166,10 +166,10 @@ def precondition(
 
     def update(g: Any, state: Any, params: Any = None):
         count, factors = next_step(state.count), (state.left, state.right)
-        x = rule.entered(g, factors, count)
-        m, momentum_state = x, state.momentum
+        m = x = rule.entered(g, factors, count)
+        momentum_state = state.momentum
         if momentum is not None:
-            m, momentum_state = average.update(x.astype(g.dtype), state.momentum)
+            m, momentum_state = average.update(x.astype(g.dtype), momentum_state)
         averaging = rule
         if bias_correction:
             # With this decay rate the average of so many terms is a weighted mean of them.
@@ -189,13 +189,8 @@ def precondition(
         else:
             due = count % statistics_every == 0
             factors = at_most_once(accumulate, due, source, factors)
-        first, second = take_moments(momentum_state)
-        same = [x is m for x in first]  # a plain momentum is both, and turns once
-        moments = Moments([*first] if any(same) else [*first, m], second)
-        factors, moments = rule.refreshed(g, factors, moments, count - warmup_steps)
-        m = moments.first[same.index(True) if any(same) else -1]
-        first = moments.first[: len(first)]
-        momentum_state = put_moments(momentum_state, Moments(first, moments.second))
+        due = count - warmup_steps
+        factors, momentum_state, (m,) = rule.refreshed_with(g, factors, momentum_state, due, m)
         direction = rule.directed(m, factors, count).astype(g.dtype)
         if limit:
             direction = _limited(direction, factors, b2, whiten)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -74,14 +75,14 @@ class RootRule(SideRule):
         roots = [factor and factor.inverse_root for factor in factors]
         return self.two_sided(self.apply_root, m, roots, count)
 
-    def refreshed(
-        self, g: jax.Array, factors: Pair, moments: Moments, count: jax.Array
-    ) -> tuple[Pair, Moments]:
-        """Moments stay: they are not in a basis."""
-        return super().refreshed(g, factors, Moments([], []), count)[0], moments
+    def refreshed_with(
+        self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: jax.Array
+    ) -> tuple[Pair, Any, Sequence[jax.Array]]:
+        """`refreshed`, and what is not in a basis, as it is."""
+        return self.refreshed(g, factors, Moments([], []), count)[0], state, along
 
     def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
-        root, eps, mode, sides = dataclasses.astuple(self.roots)
+        root, eps, mode, sides = self.roots
         floor = rounding_floor(h, root, sides)
         solver, rows = self.method.solver, self.method.rows
         x, error, indefinite = solve_root(h, root, eps, mode, solver, floor, rows)
