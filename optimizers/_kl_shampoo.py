@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms.directions._moment_ratio import largest_ratio
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
 from ..transforms.kronecker._methods import BasisMethod
-from ..transforms.kronecker._whitened import limit_of
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
@@ -41,6 +41,7 @@ def scale_by_kl_shampoo(
     in the official code.
     """
     policy = as_policy(refresh, offset=0, first=True)
+    most = largest_ratio(b1, b2, policy.schedule.period, whitened=True)
     return in_eigenbasis(
         momentum(b1),
         refresh=policy,
@@ -54,7 +55,7 @@ def scale_by_kl_shampoo(
         storage=storage,
         products=products,
         skip_first=skip_first,
-        limit=limit_of(b1, b2, policy, whitened=True) if limit is None else limit,
+        limit=most if limit is None else limit,
     )
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.directions._moment_ratio import largest_ratio, moment_ratio
 from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
 from ..transforms.kronecker._methods import BasisMethod
-from ..transforms.kronecker._whitened import limit_of
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy, every
@@ -64,7 +63,7 @@ def scale_by_soap(
         products=products,
         skip_first=skip_first,
         lagged=lagged,
-        limit=limit_of(b1, b2, policy) if limit is None else limit,
+        limit=largest_ratio(b1, b2, policy.schedule.period) if limit is None else limit,
     )
 
 

@@ -6,9 +6,9 @@
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`); what a step does with the weights beside the direction
   (`_weights_side`).
-- `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
-  (`_eigenbasis`, `_basis`, `_methods`), tracked bases of both (`_tracked`), the statistics and
-  refreshes of both sides (`_statistic`, `_whitened`).
+- `kronecker`: Shampoo, ASGO, SOAP: the transformations (`_precondition`, `_eigenbasis`), the
+  statistics of both sides and the plot of a refresh (`_factor`, `_whitened`), what it renews, a
+  basis (`_bases`) or a stored root (`_roots`), and how (`_methods`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, which matrices are due (`_due`).
@@ -39,9 +39,10 @@ puts together:
 4. `matrices/_chunks`: a few matrices of a large stack at a time;
 5. `_guard`: a zero gradient for a matrix that is not finite (`_step.Step` has restarted those
    whose state the last step damaged);
-6. `kronecker/_eigenbasis`: the statistics (`_statistic`) and bases (`_basis`) that are due
-   (`refresh/_due`, in the loops of `linalg/_loops`), stored by `storage/_packed`; the moments in
-   these bases (`directions/_moment_ratio`) give the direction, which `linalg/_numerics` shortens;
+6. `kronecker/_eigenbasis`: the gradient goes into the bases (`_bases`) and its Gram matrices into
+   the statistics, stored by `storage/_packed`; what is due (`refresh/_due`, in the loops of
+   `linalg/_loops`) is refreshed (`_factor`) by a turn (`linalg/_turns`), with the moments; these
+   give the direction (`directions/_moment_ratio`), which `linalg/_numerics` shortens;
 7. `_step.OnMesh` sends the directions back, `matrices/_view` splits the stacks into updates, and
    Optax adds weight decay and learning rate.
 """

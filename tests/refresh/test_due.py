@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -204,8 +204,15 @@ def test_no_decomposition_is_outside_a_loop_or_branch(name, layout, number):
 ONE = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
 
 
+class Counted(NamedTuple):
+    refreshes: jax.Array
+    rejected: jax.Array
+    phase: None = None
+
+
 def _refreshed(x, _, count):
-    return _due.refresh_due(jax.jit(_decomposed), x, (1,), curvax.every(3), count, inputs=x)
+    state = Counted(count[None] - 1, 0 * count[None])
+    return _due.refresh_due(jax.jit(_decomposed), x, (1,), curvax.every(3), count, state, inputs=x)
 
 
 def _both_visited(x, y, count):

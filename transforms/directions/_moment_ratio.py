@@ -119,16 +119,19 @@ def adam(
 
 
 def largest_ratio(
-    b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike, *, whitened: bool = False
+    b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike, period: Any = 2, *, whitened: bool = False
 ) -> Any:
     """The bound on `|M| / √v`; see the module docstring. Infinite if `b1² >= b2`.
 
-    Or that of directions from eigenvalues of whitened gradients, in `kronecker/_whitened.py`.
+    It holds per matrix while the basis stays. It is infinite if a basis has a `period` of 1: there
+    a turned moment is divided by a variance of the other basis at every step, and the papers'
+    trajectories exceed the bound. `whitened`: that of `kronecker/_whitened.py`, of `momentum(b1)`
+    divided by the roots of eigenvalues that are averaged with `b2`.
     """
-    xp = jnp if isinstance(b1, Tracer) or isinstance(b2, Tracer) else np
+    xp = jnp if any(isinstance(x, Tracer) for x in (b1, b2, period)) else np
     rest: Any = (b2**2 if whitened else b2) - b1**2
     square: Any = (1 - b1) ** 2 * b2 / ((1 - b2) * xp.where(rest > 0, rest, 1))
-    return xp.where(rest > 0, square**0.5, xp.inf)
+    return xp.where((rest > 0) & (period > 1), square**0.5, xp.inf)
 
 
 def ratio(

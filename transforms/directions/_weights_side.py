@@ -32,23 +32,17 @@ class Weights(Value):
     forgets: bool = False  # whether matrices have the lengths that it sets, whatever they had
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """The step of matrices `(..., m, n)` with weights `w`.
+        """The step of matrices `(..., m, n)` with weights `w` and learning rate `rate`.
 
-        Args:
-          step: the update Δ of the descent, or of the part before.
-          w: the weights W before the step.
-          rate: the learning rate η, which is in Δ already.
+        `step` is the update Δ of the descent, which has the rate in it, or that of the part before.
         """
         return step
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """The update from `w` to the weights after the step.
+        """The update from the weights `w` before the step to those after it.
 
-        Args:
-          update: that of the part before; at first the step itself.
-          step: the step, as the last part has it `before`.
-          w: the weights W before the step.
-          rate: the learning rate η.
+        `update` is that of the part before, at first the step itself, and `step` the step as the
+        last part has it `before`.
         """
         return update
 

@@ -19,16 +19,16 @@ of $H$ is of second order, and the error of the root's eigenvalues is of second 
 product of the stored bases, made orthonormal; a rotation that is smaller than a gap between their
 codes stays in $H$ until it has grown.
 
-*Damage.* A statistic that is not finite starts anew in its basis, whose roots stay in use; a basis
-that is not finite, or far from orthonormal, starts anew at the identity with its statistic.
-`restarted` counts both. Averaged eigenvalues that are not finite start anew at the next step,
-because those of one side make the other's.
+*Damage.* A basis that is not finite, or far from orthonormal, starts anew at the identity with its
+statistic. Averaged eigenvalues that are not finite start anew at the next step, because those of
+one side make the other's. `restarted` counts both.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -73,16 +73,16 @@ class BasisRule(SideRule):
 
     def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
         order, dtype, examined = len(eye), eye.dtype, self.policy.examines is not None
-        parts: dict[str, Any] = {"basis": self.storage.encode_basis(eye, None)}
+        fields: dict[str, Any] = {"basis": self.storage.encode_basis(eye, None)}
         if examined or self.roots is not None:
-            parts["eigenvalues"] = jnp.zeros((*batch, order), dtype)
+            fields["eigenvalues"] = jnp.zeros((*batch, order), dtype)
         if self.roots is None and self.whiten:
-            parts["spectrum"] = jnp.full((*batch, order), self.initial, dtype)
+            fields["spectrum"] = jnp.full((*batch, order), self.initial, dtype)
+        if self.roots is not None and examined:
+            fields["damping"] = jnp.full(batch, self.roots.eps, dtype)
         if examined:
-            parts["proxy"] = jnp.zeros(batch, jnp.float32)
-            if self.roots is not None:
-                parts["damping"] = jnp.full(batch, self.roots.eps, dtype)
-        return parts
+            fields["proxy"] = jnp.zeros(batch, jnp.float32)
+        return fields
 
     # A step
 
@@ -119,7 +119,7 @@ class BasisRule(SideRule):
         sides = max(1, sum(factor is not None for factor in factors))
         start = starting_multiple(x, sides, self.initial, x.dtype)
 
-        def sound(side: Side, factor: Factor) -> Factor:
+        def sound(side: Side, factor: Any) -> Factor:
             """With averages that can be used: those of zeros and damaged ones start anew."""
             damaged = ~jnp.isfinite(factor.spectrum).all(axis=-1)
             empty = ~jnp.any(factor.spectrum != 0, axis=-1) | damaged
@@ -127,7 +127,7 @@ class BasisRule(SideRule):
             counts = factor.counts.plus(restarted=damaged)
             return factor._replace(spectrum=spectrum, counts=counts)
 
-        def scale(side: Side, factor: Factor | None) -> jax.Array:
+        def scale(side: Side, factor: Any) -> jax.Array:
             ones = jnp.ones((*x.shape[:-2], side.order(x)), x.dtype)
             if factor is None:
                 return ones
@@ -137,7 +137,7 @@ class BasisRule(SideRule):
             rooted = self.root_of(factor, in_bases=True)
             return jnp.where(unused, inverse_roots(start[..., None] * ones), rooted)
 
-        def averaged(side: Side, factor: Factor, other: jax.Array) -> Factor:
+        def averaged(side: Side, factor: Any, other: jax.Array) -> Factor:
             mean = jnp.mean(x**2 * other**2, axis=side.other_axis)
             new = self.b2 * factor.spectrum + (1 - self.b2) * mean
             # As with statistics: a gradient that is not finite leaves the average as it is.
@@ -178,9 +178,8 @@ class BasisRule(SideRule):
         m = widened(m)
         exact = all(map(self.storage.exact, m.shape[-2:])) and self.roots.sides == 2
         if exact:
-            left, right = (factor and factor.eigenvalues for factor in factors)
-            assert left is not None and right is not None
-            m = without_noise(m, left, right)
+            eigenvalues: list[Any] = [factor and factor.eigenvalues for factor in factors]
+            m = without_noise(m, *eigenvalues)
         for side, factor in zip(Side, factors, strict=True):
             if factor is not None:
                 m = m * jnp.expand_dims(self.root_of(factor, in_bases=exact), side.other_axis)
@@ -189,8 +188,8 @@ class BasisRule(SideRule):
     # A refresh
 
     def refreshed_with(
-        self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: jax.Array
-    ) -> tuple[Pair, Any, list[jax.Array]]:
+        self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: Any
+    ) -> tuple[Pair, Any, Sequence[Any]]:
         """`refreshed`, with the moments of `state` and the arrays `along`, which turn.
 
         An array that is both turns once.
@@ -198,8 +197,8 @@ class BasisRule(SideRule):
         first, second = take_moments(state)
         arrays = {id(x): x for x in [*first, *along]}
         factors, moments = self.refreshed(g, factors, Moments([*arrays.values()], second), count)
-        turned = dict(zip(arrays, moments.first, strict=True))
-        own, others = ([turned[id(x)] for x in xs] for xs in (first, along))
+        new = dict(zip(arrays, moments.first, strict=True))
+        own, others = ([new[id(x)] for x in xs] for xs in (first, along))
         return factors, put_moments(state, Moments(own, moments.second)), others
 
     def largest(self, side: Side, x: Any) -> int:
@@ -212,9 +211,7 @@ class BasisRule(SideRule):
         sound = orthonormal(u)
         anew = self.storage.encode_basis(jnp.where(sound, u, jnp.eye(len(u), dtype=u.dtype)), None)
         basis = jax.tree.map(functools.partial(jnp.where, sound), factor.basis, anew)
-        eigenvalues = factor.eigenvalues
-        if eigenvalues is not None:
-            eigenvalues = jnp.where(sound, eigenvalues, 0)
+        eigenvalues = jax.tree.map(lambda d: jnp.where(sound, d, 0), factor.eigenvalues)
         return factor._replace(basis=basis, eigenvalues=eigenvalues), sound
 
     def verdict(self, factor: Factor, h: jax.Array) -> Verdict:
@@ -248,14 +245,12 @@ class BasisRule(SideRule):
             used = self.storage.decode_basis(coded)
             matrix, _, _ = straightened(exact_product(u, used, transpose_a=True))
             new = turned(h, matrix)
-        d, spectrum, eigenvalues = diagonals(new), factor.spectrum, factor.eigenvalues
-        if eigenvalues is not None:
-            eigenvalues = d.astype(eigenvalues.dtype)
+        d, spectrum, damping = diagonals(new), factor.spectrum, factor.damping
+        eigenvalues = jax.tree.map(lambda old: d.astype(old.dtype), factor.eigenvalues)
         if spectrum is not None:
             kept = spectrum if turn.order is None else spectrum[turn.order]
             # The averages so far may be those of the identity as a basis.
             spectrum = jnp.where(turn.keeps & ~first, kept, jnp.maximum(d, 0))
-        damping = factor.damping
         if damping is not None and self.roots is not None:
             damping = jnp.zeros_like(damping) + self.roots.eps
         stored = self.statistics.encode_factor(new, factor.statistic)
@@ -277,10 +272,11 @@ def _turned_moments(
     first, second = moments
     if order is not None:
         second = [v[order] if side is LEFT else v[:, order] for v in second]
-    turned = []
-    for m in first:
-        by = turn.astype(np.promote_types(turn.dtype, m.dtype))
-        wide = m.astype(by.dtype)
+
+    def followed(m: jax.Array) -> jax.Array:
+        dtype = np.promote_types(turn.dtype, m.dtype)
+        by, wide = turn.astype(dtype), m.astype(dtype)
         x = exact_product(by, wide, transpose_a=True) if side is LEFT else exact_product(wide, by)
-        turned.append(x.astype(m.dtype))
-    return Moments(turned, second)
+        return x.astype(m.dtype)
+
+    return Moments([*map(followed, first)], second)

@@ -5,18 +5,15 @@ For a gradient $G$ `(m, n)`, on both sides or one of them:
 $$L \leftarrow b_3 L + (1-b_3)\, G G^\top, \quad R \leftarrow b_3 R + (1-b_3)\, G^\top G, \qquad
 D = U_L\, f(U_L^\top G\, U_R)\, U_R^\top$$
 
-with the eigenvectors $U$ of $L$ and $R$ at their last refresh, or what follows them by rotations,
-and any element-wise transformation $f$; with Adam this is SOAP. Before the first refresh a basis is
-the identity. At a refresh, the step's gradient enters the statistic first, and the step already
-uses the new basis; with `lagged` it uses the basis that the step before left, as SOAP's official
-code and the record of modded-nanogpt's track 3 (#46) do.
+with the eigenvectors $U$ of $L$ and $R$ at their last refresh, or what follows them by rotations
+(`_bases.py`), and any element-wise transformation $f$; with Adam this is SOAP. Before the first
+refresh a basis is the identity. At a refresh, the step's gradient enters the statistic first, and
+the step already uses the new basis; with `lagged` it uses the basis that the step before left, as
+SOAP's official code and the record of modded-nanogpt's track 3 (#46) do.
 
 The statistics may be those of whitened gradients (`_whitened.py`), which also keeps the eigenvalues
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
 $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
-
-*Statistics* are kept in their bases, $H = U^\top L U$, which average the Gram matrices of
-$X = U_L^\top G\, U_R$; a refresh turns $U$ and $H$ (`_bases.py`, `linalg/_turns.py`).
 
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
@@ -26,12 +23,8 @@ rotations, replaces these by the diagonal of $H$. States declare their moments (
 
 *Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
 refresh breaks it, because an entry may get a moment from one place and a variance from another.
-`limit` keeps it per matrix, also where 4 bits leave a basis that is not orthonormal.
-
-*Numerics.* Statistics and bases in float32 at least. If a statistic or new basis is not finite, the
-last basis stays in use, and `rejected` counts it; such a statistic starts anew (`restarted`). One
-that is zero makes no basis: the identity stays, and every step tries again. *Cost*: `2mn(m + n)`
-FLOPs for the statistics and `4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
+`limit` keeps it per matrix, also where 4 bits leave a basis that is not orthonormal. *Numerics and
+cost*: `_factor.py`.
 """
 
 from __future__ import annotations
@@ -94,28 +87,21 @@ def in_eigenbasis(
       inner: an element-wise transformation; `moment_ratio()` makes SOAP. It gets no parameters. A
         transformation that takes norms over its tree would mix matrices.
       refresh: policy for the bases, such as `every(10)` or `policies.diagonal_residual`.
-      side: "both", "left", "right", or "smaller": only the side of smaller order (left for square
-        matrices).
       max_order: sides of a larger order have no basis: the identity in its place.
       b3: decay rate of the statistics, without bias correction; 0 keeps the last gradient only.
       statistics: of the "gradient", or "kl": of the gradient whitened by the other side.
-      initial: the statistics start at this multiple of the identity; for 0 with "kl" see
-        `_whitened.py`.
       divide: whether to divide the output of `inner` by the roots of the eigenvalues of both sides;
         needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
       method: how a refresh turns a basis: "eigh", to the eigenvectors of the statistic; "qr", after
         a first "eigh" by orthogonal iteration; "rotations", by products alone; or a value of
         `curvax.eigenbases`, such as `eigenbases.qr(steps=10)`. `None` is "eigh" in programs for
         CPUs and "rotations" in programs for GPUs and TPUs.
-      storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
-        quantization error.
-      products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
-        or `curvax.products`, which says what `None` is.
+      side, initial, storage, products: see `precondition`.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       lagged: whether a step takes its direction in the bases that the step before left, and
         refreshes them afterwards. The first step then has the identity for bases.
       limit: the largest root mean square of a matrix's direction; longer ones are shortened.
-        `_whitened.py` has those of `moment_ratio` and of `divide`.
+        `largest_ratio` of `_moment_ratio.py` has those of `moment_ratio` and of `divide`.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.

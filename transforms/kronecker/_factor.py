@@ -1,7 +1,15 @@
 r"""Both sides of matrices: their state, its accumulation, and the plot of a refresh.
 
-A side has a statistic and what is made of it: a basis (`_bases.py`) or a stored inverse root
-(`_roots.py`). A refresh is the same for both (`SideRule.checked`).
+A side has a statistic $L$ and what is made of it: a basis, beside $H = U^\top L U$ in the place of
+$L$ (`_bases.py`), or a stored inverse root (`_roots.py`). A refresh is the same for both
+(`SideRule.checked`), of one matrix and side: decode the statistic, start what is damaged anew
+(`restarted`), ask the policy, turn the basis (`linalg/_turns.py`) or solve for the root, keep the
+last one if the new one is not finite (`rejected`), count. Moments in the basis turn along. A
+statistic of zeros makes nothing, and is tried again at every step.
+
+*Numerics.* Statistics, bases and roots in float32 at least. *Cost* for order `d` beside `k`: `2d²k`
+FLOPs for the statistic at each step, `4d²k` into a basis and back, `2d²k` for a stored root;
+`O(d³)` at a refresh.
 """
 
 from __future__ import annotations
@@ -26,7 +34,7 @@ from ..linalg._loops import visit_all
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals, identity
 from ..linalg._products import Products, at, gram
-from ..refresh._due import Refreshing, phases_of, refresh_due, untried
+from ..refresh._due import Refreshing, phases_of, refresh_due
 from ..refresh._policy import RefreshPolicy, Verdict
 from ..storage._storage import Storage, StorageRecord
 
@@ -98,15 +106,14 @@ class SideRule(abc.ABC):
 
     @abc.abstractmethod
     def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
-        """The initial fields of a `Factor` beside its statistic and its counters."""
+        """What a `Factor` has at first, beside its statistic and its counters.
+
+        What is stored is that of a single matrix.
+        """
 
     @abc.abstractmethod
     def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
         """A refresh of one side of a single matrix, for its decoded statistic `h (d, d)`."""
-
-    def level(self, operation: str) -> str:
-        """The precision level of an operation's products."""
-        return getattr(self.products, operation) or self.method.level
 
     def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
         """A factor whose damaged basis starts anew, and whether it was sound."""
@@ -122,7 +129,7 @@ class SideRule(abc.ABC):
 
     def started(self, x: Any, sides: Callable[[Any], Sequence[Side]]) -> Pair:
         """The initial states of `x (..., m, n)`, for the sides that `sides(x)` names."""
-        dtype = np.promote_types(x.dtype, np.float32)
+        batch, dtype = x.shape[:-2], np.promote_types(x.dtype, np.float32)
         if not is_repeated():
             if dtype != jnp.float32 and self.products != Products():
                 raise ValueError(
@@ -138,26 +145,23 @@ class SideRule(abc.ABC):
         def refreshing(side: Side, x: Any) -> Refreshing | None:
             return self.refreshing(side, x) if side in sides(x) else None
 
-        works = [functools.partial(refreshing, side) for side in Side]
-        left, right = (
-            self._start(x.shape[:-2], side.order(x), dtype, phase) if side in sides(x) else None
-            for side, phase in zip(Side, phases_of(x, self.policy.schedule, works), strict=True)
-        )
-        return left, right
+        def started(side: Side, phase: jax.Array | None) -> Factor | None:
+            if side not in sides(x):
+                return None
+            eye = identity(side.order(x), dtype)
+            fields = dict.fromkeys(Factor._fields) | self.first_fields(batch, eye)
+            fields["statistic"] = self.statistics.encode_factor(self.initial * eye, None)
+            # Encoding them all would take the memory of decoded matrices, and longer programs.
+            for name in ("statistic", "basis", "inverse_root"):
+                fields[name] = jax.tree.map(
+                    lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), fields[name]
+                )
+            fields |= {"counts": FactorCounts.zeros(batch), "phase": phase}
+            return Factor(**fields)  # pyright: ignore
 
-    def _start(
-        self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None
-    ) -> Factor:
-        eye = identity(order, dtype)
-        fields = dict.fromkeys(Factor._fields) | self.first_fields(batch, eye)
-        fields["statistic"] = self.statistics.encode_factor(self.initial * eye, None)
-        # Encoding them all would take the memory of decoded matrices, and longer programs.
-        for name in ("statistic", "basis", "inverse_root"):
-            fields[name] = jax.tree.map(
-                lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), fields[name]
-            )
-        fields |= {"counts": FactorCounts.zeros(batch), "phase": phase}
-        return Factor(**fields)  # pyright: ignore
+        works = [functools.partial(refreshing, side) for side in Side]
+        left, right = map(started, Side, phases_of(x, self.policy.schedule, works))
+        return left, right
 
     def numbers(self, x: jax.Array, sides: Sequence[Side]) -> int | None:
         """How many numbers the largest array has that `visit_all` makes of a matrix.
@@ -202,7 +206,7 @@ class SideRule(abc.ABC):
                 empty = ~jnp.any(diagonals(old)[..., None, :] != 0, axis=(-2, -1))[..., None, None]
                 eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
                 old = jnp.where(empty, start[..., None, None] * eye, old)
-            square = gram(s.astype(old.dtype), side, self.level("statistics"))
+            square = gram(s.astype(old.dtype), side, self.products.statistics or self.method.level)
             pairs = [[diagonals(x)[..., None, :] for x in (old, square)], (old, square)]
             if self.b2 is None:
                 diagonal, new = (a + b for a, b in pairs)
@@ -233,35 +237,31 @@ class SideRule(abc.ABC):
     ) -> tuple[Pair, Moments]:
         """Both sides after the refreshes due at this step, and the moments with them.
 
-        `count` is counted from the end of the warm-up. What was always rejected so far, such as a
-        statistic of zeros, is tried again at every step.
+        `count` is counted from the end of the warm-up.
         """
         renewed, follow = [*factors], bool(jax.tree.leaves(moments))
+        rules: dict[bool | None, SideRule] = {None: self}
+        if self.method.first is not None:
+            rules = {True: dataclasses.replace(self, method=self.method.first), False: self}
         for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
             if factor is None:
                 continue
-            entry, never = (factor._replace(phase=None), moments), factor.refreshes.reshape(-1) == 0
-            visits: list[tuple[SideRule, Any]] = [(self, True)]
-            if (first := self.method.first) is not None:
-                visits = [(dataclasses.replace(self, method=first), never), (self, ~never)]
-            for rule, of in visits:
-
-                def chosen(due: jax.Array, factor: Factor = factor, of: Any = of) -> jax.Array:
-                    return (due & (count > 0) | untried(factor).reshape(-1)) & of
-
+            entry = factor._replace(phase=None), moments
+            for first, rule in rules.items():
                 # jax.jit hashes its function. A bound method hashes its rule, which may hold
                 # tracers; a partial function does not. Both sides of square matrices share what is
                 # traced, unless moments follow.
                 visit = jax.jit(functools.partial(rule.checked), static_argnames="side")
-                with at(self.level("refresh")):
+                with at(self.products.refresh or self.method.level):
                     entry = refresh_due(
                         functools.partial(visit, side=side if follow else None),
                         entry,
                         g.shape[:-2],
                         self.policy.schedule,
                         count,
-                        phase=factor.phase,
-                        select=chosen,
+                        factor,
+                        asked=count > 0,
+                        first=first,
                         numbers=self.refreshing(side, g).numbers,
                     )
             refreshed, moments = entry
@@ -271,11 +271,7 @@ class SideRule(abc.ABC):
     def checked(
         self, entry: tuple[Factor, Moments], _: Any, side: Side | None
     ) -> tuple[Factor, Moments]:
-        """Refreshes one side of a single matrix, if the policy asks for it.
-
-        The plot: decode, start what is damaged anew, ask the policy, renew or keep, take what is
-        finite, count. The matrix's moments follow.
-        """
+        """Refreshes one side of a single matrix, if the policy asks for it; moments follow."""
         factor, moments = entry
         stored, h = factor.statistic, self.statistics.decode_factor(factor.statistic)
         size = magnitude(h)
@@ -297,13 +293,13 @@ class SideRule(abc.ABC):
         )
         renewed, moments = _where(new.good, (new.factor, new.moments), (factor, moments))
         if verdict.eigenvalues is not None:  # of a policy that refreshes nothing now
-            for name in ("eigenvalues", "damping"):
-                current = getattr(renewed, name)
-                if current is not None:
-                    adapted = getattr(verdict, name).astype(current.dtype)
-                    adapted = jnp.where(verdict.refresh | ~sound, current, adapted)
-                    renewed = renewed._replace(**{name: adapted})
-            renewed = renewed._replace(proxy=_where(sound, verdict.proxy, factor.proxy))
+            own = renewed.eigenvalues, renewed.damping
+            adapted = jax.tree.map(
+                lambda x, y: x.astype(y.dtype), (verdict.eigenvalues, verdict.damping), own
+            )
+            d, damping = _where(verdict.refresh | ~sound, own, adapted)
+            proxy = _where(sound, verdict.proxy, factor.proxy)
+            renewed = renewed._replace(eigenvalues=d, damping=damping, proxy=proxy)
         counts = factor.counts.plus(
             checks=1,
             refreshes=new.good,

@@ -6,22 +6,16 @@ $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, 
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
 where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py`), and either
-factor may be absent. The refresh policy decides when roots are computed and with how much damping.
-Before the first refresh a root is the identity.
+factor may be absent. Before the first refresh a root is the identity.
 
 *Two forms.* By default statistics, momenta and gradients are in eigenbases, and the eigenvalues of
-roots multiply them there (`_bases.py`): a refresh is a turn of the bases, by products on GPUs and
-TPUs. Or roots are stored beside statistics in the gradient's own coordinates (`_roots.py`,
-`eigenbases.stored_roots`), as in the papers on few bits: a step has one product less for each side,
-and a refresh solves for the root.
+roots multiply them there (`_bases.py`): a refresh is a turn of the bases. Or roots are stored
+beside statistics in the gradient's own coordinates (`_roots.py`, `eigenbases.stored_roots`).
 
-*Numerics.* Statistics, bases and roots in float32 (float64 for float64 parameters), with
-`Precision.HIGHEST` where a product feeds a root. Damped eigenvalues that are rounding noise count
-as the floor of `linalg/_inverse_root.py`; in bases of both sides `_noise.py` keeps noise out of
-directions. What is not finite is rejected, and so is the root of an all-zero statistic,
-`ε^(-1/p) I`, far too large for the next gradients: the last good one stays in use. A statistic that
-is not finite starts anew at a refresh. *Cost* of a factor of order `d` beside `k`: `2d²k` FLOPs for
-the statistic, `4d²k` for the bases (`2d²k` for a stored root), `O(d³)` at a refresh; `8d²` bytes.
+*Numerics.* `curvax.products` has the precision of each product. Damped eigenvalues that are
+rounding noise count as the floor of `linalg/_inverse_root.py`; in bases of both sides `_noise.py`
+keeps noise out of directions. An all-zero statistic has no root: `ε^(-1/p) I` would be far too
+large for the next gradients. Damage and cost: `_factor.py`.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives $\|L^{-1/2} G\|_2$
 and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that $\|D\|_F \le
@@ -103,10 +97,9 @@ def precondition(
       eps: damping. With 0, the root is on the factor's range only.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; "floor": raises
         eigenvalues to at least `eps`; or "outside": added to `L^(1/p)` instead of `L`.
-      method: how a refresh renews roots. In eigenbases: "eigh", "qr", "rotations", or a value of
-        `curvax.eigenbases`; `None` is "eigh" in programs for CPUs and "rotations" in programs for
-        GPUs and TPUs. Stored: "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2),
-        "newton_schulz" (p = 2), or `eigenbases.stored_roots()`, by `eigh`; see `inverse_root`.
+      method: how a refresh renews roots: in eigenbases, as `in_eigenbasis` has it (the default); or
+        stored, by "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2), "newton_schulz"
+        (p = 2) or `eigenbases.stored_roots()`, which is `eigh`; see `inverse_root`.
       initial: the statistics start at this multiple of the identity; for 0 with "kl" see
         `_whitened.py`.
       statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's
@@ -114,7 +107,7 @@ def precondition(
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
       warmup_steps: number of first steps that only accumulate statistics. Their direction is 0, and
         the refreshes count from their end.
-      storage: how factors and roots are stored; `dense()` by default.
+      storage: how factors, bases and roots are stored; `dense()` by default.
       products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
         or `curvax.products`, which says what `None` is.
       limit: whether to shorten directions to the bound of the module docstring, or with "kl" of
@@ -135,15 +128,18 @@ def precondition(
     by = as_value("method", method, RefreshMethod, example, ROOT_METHODS)
     solver = by.solver if isinstance(by, StoredRoots) else "eigh"
     check_root_arguments(root, solver, damping_mode, "method")
-    if bias_correction and b2 is None:
-        raise ValueError("b2 must be a decay rate with bias_correction=True, got None.")
-    if bias_correction and statistics != "kl" and concrete(initial) not in (None, 0):
+    whiten, sided = statistics == "kl", 2 if side == "both" else 1
+    for name, used in (("bias_correction=True", bias_correction), ("statistics='kl'", whiten)):
+        if used and b2 is None:
+            raise ValueError(f"b2 must be a decay rate with {name}, got None.")
+    if bias_correction and not whiten and concrete(initial) not in (None, 0):
         raise ValueError(
             f"initial must be 0 with bias_correction=True, where it has no part; got {initial!r}."
         )
-    sided = 2 if side == "both" else 1
-    whiten = statistics == "kl"
-    _check_root(root, b2, whiten, 2 * sided if limit else None, side)
+    if whiten and concrete(root) is not None:
+        OneOf((2,)).check("root (with statistics='kl')", root)
+    elif limit and not whiten and concrete(root) not in (None, 2 * sided):
+        raise ValueError(f"root must be {2 * sided} for side={side!r} with limit, got {root!r}.")
     _check_policy(refresh, eps, damping_mode, by)
     common = as_storage(storage), as_products(products), refresh, by, b2, initial
     roots = InverseRoots(root, eps, damping_mode, sided)
@@ -199,18 +195,6 @@ def precondition(
         return direction, PreconditionState(count, *factors, momentum_state)
 
     return each_array("precondition", init, update)
-
-
-def _check_root(root: Any, b2: Any, whiten: bool, of_limit: int | None, side: str) -> None:
-    """Requires p = 2 and a decay rate with "kl"; otherwise, with a limit, the root of its bound."""
-    traced = isinstance(root, Tracer)
-    if whiten:
-        if not traced:
-            OneOf((2,)).check("root (with statistics='kl')", root)
-        if b2 is None:
-            raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
-    elif of_limit is not None and not traced and root != of_limit:
-        raise ValueError(f"root must be {of_limit} for side={side!r} with limit, got {root!r}.")
 
 
 def _limited(

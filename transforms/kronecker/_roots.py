@@ -76,8 +76,8 @@ class RootRule(SideRule):
         return self.two_sided(self.apply_root, m, roots, count)
 
     def refreshed_with(
-        self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: jax.Array
-    ) -> tuple[Pair, Any, Sequence[jax.Array]]:
+        self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: Any
+    ) -> tuple[Pair, Any, Sequence[Any]]:
         """`refreshed`, and what is not in a basis, as it is."""
         return self.refreshed(g, factors, Moments([], []), count)[0], state, along
 

@@ -33,11 +33,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
-from ..directions._moment_ratio import largest_ratio
 from ..linalg._numerics import safe_root, significant
-from ..refresh._policy import RefreshPolicy
 
 
 def starting_multiple(
@@ -55,22 +52,3 @@ def inverse_roots(d: jax.Array) -> jax.Array:
     root = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, d, 1)), 0)
     # A damaged state must show, so that the guard starts it anew.
     return jnp.where(jnp.isfinite(d).all(axis=-1, keepdims=True), root, jnp.nan)
-
-
-def limit_of(
-    b1: jax.typing.ArrayLike,
-    b2: jax.typing.ArrayLike,
-    refresh: RefreshPolicy,
-    *,
-    whitened: bool = False,
-) -> Any:
-    """The largest root mean square of `moment_ratio(b1, b2)` in a basis that never turns.
-
-    `whitened`: of `momentum(b1)`, divided by the roots of eigenvalues averaged with `b2`. It is
-    infinite with `every(1)`: there a turned moment is divided by a variance of the other basis at
-    every step, and the papers' trajectories exceed the bound.
-    """
-    most, period = largest_ratio(b1, b2, whitened=whitened), refresh.schedule.period
-    if isinstance(period, Tracer):
-        return jnp.where(period > 1, most, jnp.inf)
-    return most if period > 1 else float("inf")

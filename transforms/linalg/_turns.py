@@ -33,7 +33,9 @@ rotation, or after an exact turn. $H$, moments and gradients take it as any othe
 $U^\top L U$, and what the range of $L$ has does not leak into its null space.
 
 *Cost* for order `d`: 6 products, `12 d³` FLOPs, for each rotation, and as many for a turn that
-straightens. An exact turn takes one product beside the decomposition.
+straightens. By default these are in three passes of bfloat16 on GPUs and TPUs (`HALVES` of
+`_products.py`); a TPU refreshes one matrix after the other (`_loops.py`). An exact turn takes one
+product beside the decomposition.
 """
 
 from __future__ import annotations

@@ -38,22 +38,26 @@ def refresh_due(
     batch: tuple[int, ...],
     schedule: Every,
     count: jax.Array,
+    state: Any,
     *,
     inputs: Any = (),
-    phase: jax.Array | None = None,
-    select: Callable[[jax.Array], jax.Array] | None = None,
+    asked: Any = True,
+    first: bool | None = None,
     numbers: int | None = None,
 ) -> Any:
     """Refreshes the matrices of a batch that are due, in the loops of `visit_due`.
 
     `entry` and `inputs` are pytrees of arrays with the axes `batch` first, `count` is the step,
-    from 1, `phase` the result of `phases_of` in `init`, and `numbers` that of a `Refreshing`.
-    `select` maps the mask of the matrices that are due, bool (size,), to that of those to refresh.
+    from 1, and `numbers` that of a `Refreshing`. `state` counts the refreshes and has the phases of
+    `phases_of`: what was always rejected so far, such as a statistic of zeros, is tried again at
+    every step. `asked`, bool or bool (size,), says whether what is due is refreshed, and `first`
+    whether that is only what never was refreshed, or only the rest.
     """
-    size = math.prod(batch)
+    size, phase = math.prod(batch), state.phase
     due = schedule.due(count) if phase is None else schedule.due(count, phase.reshape(-1))
-    if select is not None:
-        due = select(jnp.broadcast_to(due, size))
+    again, never = (x.reshape(-1) for x in (untried(state), state.refreshes == 0))
+    of = True if first is None else never if first else ~never
+    due = (jnp.broadcast_to(due, size) & asked | again) & of
     group = _loops.REFRESHED.size(size, numbers, schedule.together)
     return visit_due(visit, entry, batch, due, group, inputs)
 

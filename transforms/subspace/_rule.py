@@ -237,20 +237,19 @@ class SubspaceRule:
         moments = take_moments(state.inner) if self.carry.needs_names else None
         old = state.subspace
         asked: Any = True if policy.examines is None else self.examined(policy, g, old)
-        again, never = (x.reshape(-1) for x in (untried(old), old.refreshes == 0))
-        parts: Any = {True: never, False: ~never} if self.basis.starts else {None: True}
         # Of the state a refresh leaves the key, the phase and the compensation as they are.
         entry = old._replace(key=None, phase=None, compensation=None), moments
-        for first, which in parts.items():
+        for first in (True, False) if self.basis.starts else (None,):
             entry = refresh_due(
                 jax.jit(functools.partial(self.refresh_one, first=first)),
                 entry,
                 g.shape[:-2],
                 policy.schedule,
                 count,
+                old,
                 inputs=(g, old.key),
-                phase=old.phase,
-                select=lambda due, which=which: (due & asked | again) & which,
+                asked=asked,
+                first=first,
                 numbers=None if first else self.refreshing(g).numbers,
             )
         subspace, moments = entry
