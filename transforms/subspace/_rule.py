@@ -123,8 +123,8 @@ class SubspaceRule:
 
         Noise is an entry within its own rounding (`NOISE`), and a row within that of a rounded
         basis. A bad entry of g makes σ not finite, which is the smaller array to check; where a
-        compensation reads the energies of g, they are checked as well. A matrix whose first basis
-        was not found counts as finite if it is zero alone: the identity may miss bad entries.
+        compensation reads the energies of g, they are checked as well. Without a first basis a
+        matrix counts as finite only if these sums are 0: the identity may miss bad entries.
         """
         side = self.side_of(g)
         # A thin transpose: XLA for CPUs has no fast kernel for a first factor summed over its rows.
