@@ -76,7 +76,7 @@ def as_triples(stored, order: int):
         codes = halves(stored.codes)[..., :order]
         return [(codes, wide(stored.scales), wide(stored.diagonal))]
     codes = halves(stored.codes)[..., :order]
-    if len(codes) < order:  # a folded triangle
+    if len(stored.scales) < stored.scales.shape[1]:  # folded, as codes are
         square, scales = _unfolded(codes, 7), _unfolded(wide(stored.scales), 0)
         return [(np.where(lower, square, 7), _of_tiles(scales), wide(stored.diagonal))]
     scales = wide(stored.scales)
