@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs on a device
@@ -53,18 +51,6 @@ device_description_str: "NVIDIA H200"
 """
 
 
-class Compiled(NamedTuple):
-    """A program, and the seconds of all threads that tracing and compiling took."""
-
-    program: Any
-    seconds: float
-
-    @property
-    def temporaries(self) -> int:
-        """Bytes."""
-        return self.program.memory_analysis().temp_size_in_bytes
-
-
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 MEMORY = {"v5e": 16 * 2**30}
 """Bytes of devices. XLA refuses programs that do not fit, and keeps some of the bytes for
@@ -73,38 +59,24 @@ itself."""
 
 @functools.cache  # another topology would have other devices
 def devices(name: str, slice: str = "") -> Any:
-    """Devices that this machine does not have: those of a slice of v5e, or of a host of H200."""
+    """Devices that this machine does not have: those of a slice of v5e, or an H200."""
     if name == "cpu":
         return jax.devices("cpu")
     if name == "v5e":
         topology = f"v5e:{slice or '2x2'}"
         return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     return topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", topology=f"1x1x{slice or 1}", target_config=H200
+        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
     ).devices
 
 
-@contextlib.contextmanager
-def _unchecked() -> Iterator[None]:
-    """JAX does not compare shardings with those of the program, which are of another class."""
-    asked = lambda program, shardings, *rest: shardings  # noqa: E731
-    with contextlib.ExitStack() as stack:
-        for side in ("in", "out"):
-            name = f"_maybe_get_and_check_{side}_shardings"
-            stack.enter_context(mock.patch.object(pxla, name, asked))
-        yield
-
-
-def compiled(
-    name: str, step: Any, arguments: Any, donated: tuple[int, ...] = (), **how: Any
-) -> Compiled | None:
+def compiled(name: str, step: Any, arguments: Any, **how: Any) -> Any:
     """A step for the devices of its arguments or for one; None if it needs more memory than it has.
 
     Args:
       name: of the device, in `PLATFORMS`.
       step: a function.
       arguments: their shapes, with shardings if there are several devices.
-      donated: the places of arguments that are donated.
       how: other arguments of `jax.jit`.
     """
     if name != "cpu":
@@ -113,14 +85,16 @@ def compiled(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or sharding),
             arguments,
         )
-    start = time.process_time()
-    traced = jax.jit(step, donate_argnums=donated, **how).trace(*arguments)
+    traced = jax.jit(step, **how).trace(*arguments)
     lowered = traced.lower(lowering_platforms=(PLATFORMS[name],))
+    # JAX does not compare shardings with those of an H200's program, which are of another class.
+    asked = lambda program, shardings, *rest: shardings  # noqa: E731
+    checks = (f"_maybe_get_and_check_{side}_shardings" for side in ("in", "out"))
+    patches: dict[str, Any] = dict.fromkeys(checks, asked) if name == "h200" else {}
     try:
-        with _unchecked() if name == "h200" else contextlib.nullcontext():
-            program = lowered.compile()
+        with mock.patch.multiple(pxla, **patches) if patches else contextlib.nullcontext():
+            return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
-    return Compiled(program, time.process_time() - start)

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from . import _record
-from .evidence._compare import Result
+from .evidence._plan import Result
 
-OVER = ("step", "processor seconds of one thread")
 LINES = ("-", "--", ":", "-.")
 
 
@@ -31,12 +30,9 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {name: (color, style) for name, (style, color) in zip(names, pairs, strict=False)}
 
 
-def draw(
-    suite: Any, found: Mapping[str, Result], unit: str, over: tuple[str, str] = OVER
-) -> Figure | None:
-    """Loss against steps, seconds and state; `None` before two methods have run their seeds."""
-    ended = {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
-    ended = {name: x for name, x in ended.items() if np.isfinite(x.losses).all()}
+def draw(suite: Any, found: Mapping[str, Result]) -> Figure | None:
+    """Loss against steps, seconds and state; `None` before two methods have ended."""
+    ended = {name: x for name, x in found.items() if np.isfinite(x.losses).all()}
     if len(ended) < 2:
         return None
     look = styles(ended)
@@ -53,9 +49,9 @@ def draw(
     front(state, ended)
     last = np.concatenate([[line["losses"][-1] for line in x.finals] for x in ended.values()])
     room = 0.6 * (last.max() - last.min()) + 0.02
-    steps.set(xlabel=over[0], ylabel=f"validation loss ({unit})")
+    steps.set(xlabel="step", ylabel=f"validation loss ({suite.unit})")
     steps.set_ylim(last.min() - 0.1 * room, last.max() + room)
-    seconds.set(xlabel=over[1])
+    seconds.set(xlabel="processor seconds of one thread")
     state.set(xlabel="state of the optimizer, MB", xscale="log")
     state.margins(x=0.25)
     least, most = state.get_xlim()

@@ -1,25 +1,21 @@
 """Measurements as lines of files: each is made once, and a sweep of hours goes on where it stopped.
 
-A line is on the disk before the next measurement starts. Programs are compiled in processes of
-their own, because a compiler that takes too long is given up.
+A line is on the disk before the next measurement starts. Measurements that fail, hang or crash run
+in processes of their own, and leave the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
-import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
-
-OVER = "over "
-"""How the error of a cell begins that was given up."""
+from unittest import mock
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -39,42 +35,65 @@ def append(path: Path, line: Any) -> None:
         os.fsync(file.fileno())
 
 
-def add_arguments(parser: Any, kind: Any) -> None:
-    """`--limit`, `--again`, `--lines`, and `--cell` for a `NamedTuple`."""
-    add = parser.add_argument
-    add("--limit", type=int, default=300, help="seconds of CPU for a cell (%(default)s)")
-    add("--again", action="store_true", help="cells that are recorded too")
-    add("--lines", type=Path, help="the file of lines, by default beside the results")
-    add("--cell", type=lambda text: kind(*json.loads(text)), help="prints the line of one cell")
-
-
-def print_one(args: Any, measured: Callable[[Any], dict[str, Any]]) -> None:
-    """The line of `--cell`."""
-    resource.setrlimit(resource.RLIMIT_CPU, (args.limit, args.limit + 60))
-    print(json.dumps(measured(args.cell)))
-
-
-def in_a_process(suite: str, cell: Any, limit: int) -> dict[str, Any]:
-    """A suite's measurement of a cell, given up after so many seconds of all threads together."""
-    command = [sys.executable, "-m", "benchmarks", suite, "--cell", json.dumps(cell)]
-    done = subprocess.run([*command, "--limit", str(limit)], capture_output=True, text=True)
-    if done.returncode == -signal.SIGXCPU:
-        return {"error": f"{OVER}{limit} s"}
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        return {"error": last[0][:200]}
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def recorded(path: Path, kind: Any) -> dict[Any, dict[str, Any]]:
-    """The lines of a file by their cell, the last of each."""
+    """The lines of a file by their cell, a `NamedTuple`, the last of each."""
     return {kind(*(row[field] for field in kind._fields)): row for row in read(path)}
 
 
-def extended(args: Any, suite: str, cells: Sequence[Any], kind: Any) -> dict[Any, dict[str, Any]]:
-    """All lines of `<suite>.jsonl` by their cells, after those that were missing are measured."""
-    path = args.lines or args.out / f"{suite}.jsonl"
-    done = {} if args.again else recorded(path, kind)
-    for cell in tqdm([x for x in cells if x not in done], desc=suite, file=sys.stderr):
-        append(path, {**cell._asdict(), **in_a_process(suite, cell, args.limit)})
-    return recorded(path, kind)
+class Worker:
+    """A process that measures one job after the other, and that may be killed at any moment.
+
+    Args:
+      measure: the measurement of a job, whose errors are measurements too.
+      variables: of its environment, where they are not set.
+    """
+
+    def __init__(self, measure: Callable[[Any], dict[str, Any]], variables: Mapping[str, str]):
+        """Starts it; JAX has threads, which a fork breaks."""
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        self.process: Any = context.Process(target=_answer, args=(measure, there), daemon=True)
+        with mock.patch.dict(os.environ, {**variables, **os.environ}):
+            self.process.start()
+        there.close()
+
+    def ask(self, job: Any, limit: float | None = None) -> dict[str, Any] | None:
+        """The measurement of a job; `None` if the limit came first."""
+        with contextlib.suppress(OSError):  # it has died
+            self.pipe.send(job)
+        return self.answer(limit)
+
+    def answer(self, limit: float | None = None) -> dict[str, Any] | None:
+        """The measurement that it makes, `None` for what is not finite in it."""
+        if not self.pipe.poll(limit):
+            self.end()
+            return None
+        try:
+            return json.loads(self.pipe.recv(), parse_constant=lambda _: None)
+        except (EOFError, OSError):
+            self.end()
+            code = self.process.exitcode
+            reason = signal.Signals(-code).name if code < 0 else code
+            return {"error": f"the process ended with {reason}"}
+
+    def end(self) -> None:
+        """Kills the process and its children."""
+        if not self.pipe.closed:
+            self.pipe.close()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.join()
+
+
+def _answer(measure: Callable[[Any], dict[str, Any]], pipe: Any) -> None:
+    os.setsid()
+    with contextlib.suppress(EOFError):  # the other end is closed
+        while True:
+            job = pipe.recv()
+            try:
+                found = measure(job)
+            except Exception as error:  # the queue goes on
+                traceback.print_exc()
+                found = {"error": f"{type(error).__name__}: {error}"[:300]}
+            pipe.send(json.dumps(found))

@@ -121,10 +121,5 @@ def chosen(families: Sequence[str], variants: bool = True) -> dict[str, Method]:
         for name, method in METHODS.items()
         if name in families or (variants and name.partition(",")[0] in families)
     }
-    return with_peers(own)
-
-
-def with_peers(own: dict[str, Method]) -> dict[str, Method]:
-    """AdamW, the peers of these methods, and they themselves."""
     peers = {method.peer for method in own.values()} | {"optax.adamw"}
     return {name: METHODS[name] for name in METHODS if name in peers} | own

@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +28,7 @@ import optax
 import curvax
 
 from . import _llama
-from ._tasks import Task
-from ._training import Program, Run
+from ._training import Program, Task, load, save
 from ._trees import Shapes
 from .corpus import PLACE
 from .evidence._adapters import with_adapters
@@ -72,7 +70,6 @@ SIZES = {
     "Marin 130M": Size(Shapes(512, 1792, 6, 32000), 250, context=1024, evaluations=10),
     "Marin 2M": Size(Shapes(128, 448, 2, 4096), 40, 8, 64, evaluations=4),
     "2M": Size(Shapes(128, 344, 4, 4096), 150, 8, 64, 32, 10, 10),  # 1/30, for two cores
-    "tiny": Size(Shapes(64, 96, 2, 64), 4, 2, 8, 4, 1, 2),  # for a test
 }
 RATES: dict[str, tuple[float, ...]] = {
     "adamw": (2e-3, 1e-3, 4e-3),
@@ -103,13 +100,7 @@ LORA_RANK = 8
 
 @functools.cache
 def text(kind: str, vocabulary: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Tokens to learn from, tokens held out, and their digest; rare ones are one symbol.
-
-    For a test, numbers with a rhythm.
-    """
-    if vocabulary == SIZES["tiny"].shapes.vocabulary:
-        rhythm = np.arange(100_000) ** 2 // (7 if kind == "prose" else 5) % vocabulary
-        return rhythm[2000:].astype(np.uint16), rhythm[:2000].astype(np.uint16), "none"
+    """Tokens to learn from, tokens held out, and their digest; rare ones are one symbol."""
     with np.load(PLACE) as stored:
         found = [stored[f"{kind}_{part}"] for part in ("train", "held_out")]
         digest = json.loads(str(stored["about"]))["digest"]
@@ -153,17 +144,12 @@ def pretraining(size: Size, kind: str = "prose") -> Task:
 
     places = jnp.arange(size.context + 1)
     return Task(
-        name="pretraining",
-        about=f"LLaMA: {size.shapes}; {size.steps} steps of {size.batch} × {size.context} tokens",
-        unit="nats per token",
         sizes={"steps": size.steps, "tokens": size.tokens, "text": digest},
-        width=size.shapes.width,
         data=jnp.asarray(train),
         params=jax.jit(params),
         batches=lambda seed: starts_of(len(train), size, seed),
         loss_of=lambda params, data, starts: loss_on(params, data[starts[:, None] + places]),
         evaluate=jax.jit(evaluate),
-        test=lambda params: {},
         evaluations=size.evaluations,
     )
 
@@ -173,7 +159,6 @@ def finetuning(size: Size, before: Any, lora: bool) -> Task:
     prose = pretraining(size)
     task = dataclasses.replace(
         pretraining(size, "code"),
-        name="fine-tuning",
         params=lambda key: jax.tree.map(jnp.copy, before),
         test=lambda params: {"prose": prose.evaluate(params)},
     )
@@ -244,36 +229,30 @@ class Trainer:
         return self.programs[key]
 
     def warm(self, programs: Sequence[Program]) -> float:
-        """Traces programs and compiles them in threads; the seconds that it took."""
+        """Compiles programs in threads; the seconds that it took."""
         begin = time.perf_counter()
         rates = {"rate": jnp.zeros(()), "adam_rate": jnp.zeros(())}
 
-        def traced(program: Program) -> Callable[[], None]:
-            params = program.like
-            state = {"params": params, "opt_state": jax.eval_shape(program.init, rates, params)}
-            numbers = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
-            state |= dict(zip(("step", "loss"), numbers, strict=True))
-            return program.traced(state, program.task.data, program.task.batches(0), rates)
+        def compiled(program: Program) -> None:
+            state = jax.eval_shape(program.start, rates, jax.random.key(0))
+            program.compile(state, program.task.data, program.task.batches(0), rates)
 
         with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-            list(pool.map(lambda compile_it: compile_it(), [traced(x) for x in programs]))
+            list(pool.map(compiled, programs))
         return time.perf_counter() - begin
 
     def before(self, name: str, rate: float) -> Any:
         """AdamW's model of a size: the best that is kept, else one at this rate."""
         if not (kept := sorted(KEPT.glob(f"{name}-*.npz"), key=lambda x: x.stem[-6:])):
             program = self.program("adamw", name, SIZES[name].steps)
-            *_, run = program.train({"rate": rate, "adam_rate": rate}, 0, last=True)
-            kept = [self.keep(name, program, run)]
-        tree = jax.tree.structure(_llama.parameters(SIZES[name].shapes))
-        with np.load(kept[0]) as stored:
-            return jax.tree.unflatten(tree, [jnp.asarray(stored[key]) for key in stored.files])
+            found = program.train({"rate": rate, "adam_rate": rate}, 0, last=True)
+            kept = [self.keep(name, program, found)]
+        return load(kept[0], _llama.parameters(SIZES[name].shapes))
 
-    def keep(self, name: str, program: Program, run: Run) -> Path:
+    def keep(self, name: str, program: Program, found: Mapping[str, Any]) -> Path:
         """Where the parameters at the end of a run are from now on."""
-        KEPT.mkdir(parents=True, exist_ok=True)
-        path = KEPT / f"{name}-{run.loss:.4f}.npz"
-        np.savez(path, *map(np.asarray, jax.tree.leaves(program.params)))
+        path = KEPT / f"{name}-{found['loss']:.4f}.npz"
+        save(path, program.params)
         return path
 
     def line(self, job: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,30 +262,18 @@ class Trainer:
         warming = self.warm([x for x in programs.values() if x.compiled is None])
         program = programs[job["method"]]
         values = {"rate": job["rate"], "adam_rate": job["adam_rate"]}
-        run = None
-        for run in program.train(values, job["seed"], last=False):
-            if not math.isfinite(run.training[-1]):
-                break
-        assert run is not None
-        ended = run.steps[-1] == job["steps"] and math.isfinite(run.losses[-1])
-        if ended and job["method"] == "adamw" and how == [SIZES[name].steps, None]:
-            self.keep(name, program, run)
+        found = program.train(values, job["seed"], last=False)
+        if found["loss"] and job["method"] == "adamw" and how == [SIZES[name].steps, None]:
+            self.keep(name, program, found)
         tokens = program.task.sizes["tokens"]
-        second = tokens * run.steps[-1] / sum(run.seconds)  # tokens of one
+        second = tokens * found["steps"][-1] / sum(found["seconds"])  # tokens of one
         kind = jax.devices()[0].device_kind
         peak = next((x for card, x in PEAKS.items() if card in kind), None)
         flops = SIZES[name].flops / SIZES[name].tokens * second
-        return {
-            "loss": run.losses[-1] if ended else None,
-            "steps": run.steps,
-            "losses": [x if math.isfinite(x) else None for x in run.losses],
-            "seconds": [round(x, 4) for x in run.seconds],
-            "tested": run.tested,
+        return found | {
             "tokens": tokens,
             "tokens_per_second": round(second),
             "mfu": flops / peak if peak and job["base"] is None else None,
-            "state_bytes": program.state_bytes(values),
-            "step_bytes": program.step_bytes,
             "warming_seconds": round(warming, 1),
             "text": program.task.sizes["text"],
         }

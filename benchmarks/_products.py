@@ -8,7 +8,6 @@ such as the 120 factors of order 768 and the 24 of order 3072 of GPT-2-small's k
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +19,8 @@ import curvax
 from curvax.transforms.linalg import _turns
 from curvax.transforms.linalg._inverse_root import SOLVERS
 from curvax.transforms.linalg._products import at
+
+from ._timing import Program
 
 CALLS, SECONDS = 5, 3.0  # calls of a program, and after how long no other begins
 SPREAD = 1e-6  # the smallest eigenvalue over the largest
@@ -135,21 +136,18 @@ def measured(kind: str, number: int, order: int) -> list[dict[str, Any]]:
     for name, (function, given, flops) in KINDS[kind](number, order):
         row: dict[str, Any] = {"kind": kind, "stack": f"{number} × {order}²", "program": name}
         try:
-            row |= timed(jax.jit(function), given, flops)
+            row |= timed(function, given, flops)
         except Exception as error:  # what one device cannot do must not cost the rest
             row["error"] = str(error).strip().partition("\n")[0][:150]
         rows.append(row)
     return rows
 
 
-def timed(call: Any, given: tuple[jax.Array, ...], flops: float) -> dict[str, float]:
+def timed(function: Any, given: tuple[jax.Array, ...], flops: float) -> dict[str, float]:
     """The median of some calls, after one that does not count."""
-    jax.block_until_ready(call(*given))
-    times: list[float] = []
-    while len(times) < CALLS and sum(times) < SECONDS:
-        begin = time.perf_counter()
-        jax.block_until_ready(call(*given))
-        times.append(time.perf_counter() - begin)
-    median = float(np.median(times))
-    found = {"ms": 1e3 * median}
-    return found if np.isnan(flops) else found | {"tflops": flops / median / 1e12}
+    program = Program(lambda state, *given: (state, function(*given)), (), *given)
+    program.run()
+    while len(program.times) <= CALLS and sum(program.times[1:]) < 1e3 * SECONDS:
+        program.run()
+    ms = float(np.median(program.times[1:]))
+    return {"ms": ms} if np.isnan(flops) else {"ms": ms, "tflops": flops / ms / 1e9}

@@ -114,13 +114,11 @@ class Kernels:
         """All of them."""
         return sum(self.kinds.values())
 
-    def plus(self, other: Kernels, times: float = 1) -> None:
+    def plus(self, other: Kernels, times: int = 1) -> None:
         """Adds another count."""
-        for kind, number in other.kinds.items():
-            self.kinds[kind] += round(times * number)
         self.bytes += times * other.bytes
-        for precision, flops in other.flops.items():
-            self.flops[precision] += round(times * flops)
+        for counts, others in ((self.kinds, other.kinds), (self.flops, other.flops)):
+            counts.update({key: times * number for key, number in others.items()})
 
 
 def size_of(result: str) -> float:

@@ -27,17 +27,8 @@ VARIABLES = (
     "MALLOC_TRIM_THRESHOLD_",
 )
 
-# Okabe and Ito's palette, which color-blind readers can tell apart.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#000000",
-)
-COLORS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
+"""Okabe and Ito's palette, which color-blind readers can tell apart."""
 
 
 class Table(NamedTuple):
@@ -49,13 +40,13 @@ class Table(NamedTuple):
     note: str = ""
 
     def markdown(self) -> str:
-        """Title, note and the table; cells without a number stay empty."""
-        titles = [heading for heading, _ in self.columns.values()]
-        cells = [
-            [cell(row.get(key), form) for key, (_, form) in self.columns.items()]
-            for row in self.rows
-        ]
-        return "\n\n".join(filter(None, (f"## {self.title}", self.note, table(titles, cells))))
+        """Title, note and the table, without columns in which no row has anything."""
+        said = {key for row in self.rows for key, x in row.items() if cell(x, "")}
+        columns = {key: x for key, x in self.columns.items() if key in said}
+        titles = [heading for heading, _ in columns.values()]
+        cells = [[cell(row.get(k), form) for k, (_, form) in columns.items()] for row in self.rows]
+        found = (f"## {self.title}", self.note, table(titles, cells) if said else "")
+        return "\n\n".join(filter(None, found))
 
 
 def cell(value: Any, form: str) -> str:
@@ -65,10 +56,22 @@ def cell(value: Any, form: str) -> str:
     return value if isinstance(value, str) else format(value, form)
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its first column on the left and the others on the right."""
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A Markdown table, so many first columns on the left and the others on the right."""
+    marks = [["---", "---:"][i >= words] for i in range(len(titles))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *rows))
+
+
+def rows_in(text: str) -> list[dict[str, str]]:
+    """The rows of a Markdown table by their headings."""
+    lines = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
+
+
+def section(page: str, title: str) -> str:
+    """What a page of the results has below a heading."""
+    text = (FOLDER / f"{page}.md").read_text()
+    return text.partition(f"## {title}\n")[2].partition("\n## ")[0].strip()
 
 
 def machine() -> dict[str, Any]:
@@ -88,11 +91,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser that describes itself by the first line of a module's docstring."""
+    return argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+
+
 def arguments(doc: str | None, sections: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The arguments of every suite: `--preset`, `--seed`, `--out`, and `--only` where it has
     sections."""
-    description, _, _ = (doc or "").partition("\n")
-    parser = argparse.ArgumentParser(description=description)
+    parser = parser_of(doc)
     preset = "gpu" if jax.default_backend() == "gpu" else "cpu"
     help = "sizes for minutes on a CPU, or a GPU's (here %(default)s)"
     parser.add_argument("--preset", choices=("cpu", "gpu"), default=preset, help=help)
@@ -129,19 +136,15 @@ def write(
     """Writes `<suite>.md` and `.json`, and prints the first.
 
     Args:
-      args: the result of the parser of `arguments`.
+      args: of the parser of `arguments`; they are not repeated among `settings`.
       suite: its name for `python -m benchmarks`.
-      title: heading of the page.
+      title: the heading of the page.
       about: the measurement, in words.
       tables: the results.
       settings: sizes of the measurement.
     """
     body = "\n\n".join([about, *[t.markdown() for t in tables]])
-    numbers = [
-        {"title": t.title, "columns": {k: list(v) for k, v in t.columns.items()}, "rows": t.rows}
-        for t in tables
-    ]
-    data = {"preset": args.preset, "settings": dict(settings), "tables": numbers}
+    data = {"preset": args.preset, "settings": settings, "tables": [t._asdict() for t in tables]}
     command = shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
     made = {"command": command, "seed": args.seed, **machine()}
     made["environment"] = {k: os.environ[k] for k in VARIABLES if k in os.environ}

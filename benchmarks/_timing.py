@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import time
@@ -37,23 +38,14 @@ class Program:
         """What JAX compiled."""
         return self._lowered.compile()
 
-    @property
-    def temporaries(self) -> int:
-        """In bytes."""
-        return self.compiled.memory_analysis().temp_size_in_bytes
-
-    def run(self) -> None:
-        """One step, timed in milliseconds."""
+    def run(self) -> Any:
+        """One step, timed in milliseconds, and its result."""
         step = self.compiled
         start = time.perf_counter()
         self.state, result = step(self.state, *self.given)
         jax.block_until_ready((self.state, result))
         self.times.append(1e3 * (time.perf_counter() - start))
-
-    @property
-    def median(self) -> Any:
-        """The median of all steps but the first."""
-        return percentile(self.times[1:], 50)
+        return result
 
 
 def update_of(optimizer: optax.GradientTransformation, grads: Any) -> Program:
@@ -96,11 +88,6 @@ def take_turns(
                 program.run()
 
 
-def percentile(times: Any, q: float) -> float | None:
-    """The q-th percentile, None of nothing."""
-    return float(np.percentile(times, q)) if len(times) else None
-
-
-def ratio(one: float | None, other: float | None) -> float | None:
-    """One over the other, where there are both."""
-    return one / other if one is not None and other else None
+def percentile(times: Any, q: float) -> float:
+    """The q-th percentile, NaN of nothing."""
+    return float(np.percentile(times, q)) if len(times) else math.nan

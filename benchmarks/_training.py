@@ -1,42 +1,57 @@
-"""One training run: an optimizer on a task, compiled once for all its numbers and seeds.
+"""A task, and a training run on it, compiled once for all numbers of an optimizer and seeds.
 
 The numbers (learning rates, decay rates) and the batches are arguments of the compiled step.
 Seconds are those of the steps, from one evaluation to the next; evaluations and compilation are not
 among them. The batches of a seed are drawn before the run starts, so that a step's time is the
-model's and the optimizer's. Runs stop after every stretch of steps, so that several can take turns.
+model's and the optimizer's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import curvax
 
 from ._programs import whole_bytes
-from ._tasks import Task
 
 
-class Run(NamedTuple):
-    """The result of one training run."""
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A model, its data, and how long it is trained."""
 
-    steps: list[int]  # at which there are the following
-    losses: list[float]  # on validation data
-    seconds: list[float]  # of the steps since the evaluation before
-    compile_seconds: float
-    tested: dict[str, float]  # what the task tests at the end
-    training: list[float]  # the loss of the last batch of each stretch
+    sizes: Mapping[str, Any]  # all that decides numbers
+    data: Any  # given to `loss_of`
+    params: Callable[[jax.Array], Any]  # from a random key
+    batches: Callable[[int], jax.Array]  # from a seed: (steps, batch) places in the data
+    loss_of: Callable[[Any, Any, jax.Array], jax.Array]  # of parameters, data and places
+    evaluate: Callable[[Any], jax.Array]  # loss on validation data
+    evaluations: int  # in a run
+    test: Callable[[Any], dict[str, jax.Array]] = lambda params: {}  # looked at once, at the end
 
     @property
-    def loss(self) -> float:
-        """At the end; infinity if it is not finite."""
-        return self.losses[-1] if math.isfinite(self.losses[-1]) else math.inf
+    def steps(self) -> int:
+        """Of a run."""
+        return self.sizes["steps"]
+
+    @property
+    def eval_every(self) -> int:
+        """Steps between evaluations."""
+        return max(1, self.steps // self.evaluations)
+
+
+def cross_entropy(logits: Any, labels: jax.Array) -> jax.Array:
+    """The mean over all predictions."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 class Program:
@@ -80,49 +95,49 @@ class Program:
 
         self.step = jax.jit(steps if scanned else step, donate_argnums=0)
 
-    def state_bytes(self, values: Mapping[str, float]) -> int:
+    def state_bytes(self, values: Mapping[str, Any]) -> int:
         """The bytes of the optimizer's state."""
         state = jax.eval_shape(self.init, values, self.like)
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
+    def start(self, values: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
+        """The state before the first step."""
+        params = self.task.params(key)
+        counts = {"step": jnp.zeros((), jnp.int32), "loss": jnp.zeros(())}
+        return {"params": params, "opt_state": self.init(values, params), **counts}
+
     def compile(self, *given: Any) -> None:
         """Compiles the step for arguments like these, once."""
         if self.compiled is None:
-            self.traced(*given)()
-
-    def traced(self, *given: Any) -> Callable[[], None]:
-        """Traces the step for arguments like these; its result compiles it."""
-        start = self.clock()
-        lowered = self.step.lower(*given)
-        # The data are in memory with any optimizer.
-        data = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(given[1:]))
-
-        def compile_it() -> None:
-            self.compiled = lowered.compile()
-            self.compile_seconds = self.clock() - start
+            begin = self.clock()
+            self.compiled = self.step.lower(*given).compile()
+            self.compile_seconds = self.clock() - begin
+            # The data are in memory with any optimizer.
+            data = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(given[1:]))
             self.step_bytes = whole_bytes(self.compiled) - data
 
-        return compile_it
-
-    def train(self, values: Mapping[str, float], seed: int, last: bool) -> Iterator[Run]:
-        """One run: its result so far after each stretch of steps.
+    def train(self, values: Mapping[str, float], seed: int, last: bool) -> dict[str, Any]:
+        """One run as a line of a file; it ends early where its loss is not finite.
 
         Args:
           values: the numbers of the optimizer.
           seed: of parameters and batches.
-          last: evaluate at the end alone, not after every stretch.
+          last: evaluate at the end alone, not after every stretch of steps.
+
+        Returns:
+          `loss` at the end, `None` if the run ended early; at `steps`, by stretch, `losses` on
+          validation data and `seconds`; `training`, the loss of each stretch's last batch; what is
+          `tested` at the end; sizes and times of the program.
         """
         task = self.task
         numbers = {name: jnp.asarray(value) for name, value in values.items()}
-        params = task.params(jax.random.key(seed))
-        state: Any = {"params": params, "opt_state": self.init(numbers, params)}
-        state |= {"step": jnp.zeros((), jnp.int32), "loss": jnp.zeros(())}
+        state: Any = self.start(numbers, jax.random.key(seed))
         given = task.data, task.batches(seed), numbers
         self.compile(state, *given)
-        run = Run([], [], [], self.compile_seconds, {}, [])
         jax.block_until_ready((state, given))
+        places, losses, times, training, tested = [], [], [], [], {}
         step, seconds = 0, 0.0
-        while step < task.steps:
+        while step < task.steps and all(map(math.isfinite, training)):
             stretch = min(task.eval_every, task.steps - step)
             begin = self.clock()
             for _ in range(stretch // self.at_once):
@@ -130,14 +145,44 @@ class Program:
             jax.block_until_ready(state)
             seconds += self.clock() - begin
             step += stretch
-            run.training.append(float(state["loss"]))
+            training.append(float(state["loss"]))
             if not last or step == task.steps:
-                run.steps.append(step)
-                run.seconds.append(seconds)
                 kept = curvax.eval_params(state["opt_state"], state["params"])
-                run.losses.append(float(task.evaluate(kept)))
+                places.append(step)
+                losses.append(float(task.evaluate(kept)))
+                times.append(round(seconds, 4))
                 seconds = 0.0
             if step == task.steps:
                 self.params = kept
-                run.tested.update({k: float(x) for k, x in task.test(kept).items()})
-            yield run
+                tested = {name: float(x) for name, x in task.test(kept).items()}
+        return {
+            "loss": finite(losses)[-1] if places[-1:] == [task.steps] else None,
+            "steps": places,
+            "losses": finite(losses),
+            "seconds": times,
+            "training": finite(training),
+            "tested": tested,
+            "compile_seconds": round(self.compile_seconds, 1),
+            "state_bytes": self.state_bytes(values),
+            "step_bytes": self.step_bytes,
+        }
+
+
+def save(path: Path, params: Any) -> None:
+    """Keeps parameters in a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"part-{path.name}")  # a torn file never has the name
+    np.savez(part, *map(np.asarray, jax.tree.leaves(params)))
+    part.rename(path)
+
+
+def load(path: Path, like: Any) -> Any:
+    """The parameters in a file, as a tree of this form."""
+    with np.load(path) as stored:
+        leaves = [jnp.asarray(stored[name]) for name in stored.files]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def finite(numbers: Sequence[float]) -> list[float | None]:
+    """`None` in the place of others, which JSON does not have."""
+    return [x if math.isfinite(x) else None for x in numbers]

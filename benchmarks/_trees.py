@@ -33,11 +33,6 @@ class Shapes(NamedTuple):
         layer = sum(m * n for m, n in self.matrices().values())
         return self.layers * layer + (1 + self.gated) * self.vocabulary * self.width
 
-    def __str__(self) -> str:
-        """Layers and shapes."""
-        inner = f"{2 + self.gated} of {self.width}×{self.inner} in the MLP"
-        return f"{self.layers} layer{'s' * (self.layers > 1)} of width {self.width}, {inner}"
-
 
 GPT2_SMALL = Shapes(768, 3072, 12, 50257, gated=False)
 # Table 10 of arXiv:2502.07752 (`tests/project/test_papers.py`); then Touvron et al.,

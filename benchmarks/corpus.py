@@ -16,7 +16,6 @@ uint16, compressed, and names their sources; nobody has to fetch it.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import html
@@ -29,6 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
+
+from . import _record
 
 PLACE = Path("runs", "corpus.npz")
 VOCABULARY = 32000
@@ -200,7 +201,7 @@ def encoded(tokenizer: Any, texts: list[str], most: int) -> tuple[np.ndarray, di
 
 def main() -> None:
     """Makes the file and prints its statistics."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = _record.parser_of(__doc__)
     add = parser.add_argument
     add("--packages", type=Path, default=Path("runs", "packages"), help="(%(default)s)")
     add("--to", type=Path, default=PLACE, help="(%(default)s)")
@@ -221,7 +222,3 @@ def main() -> None:
     tokenizer.save(str(args.to.with_name(f"{args.to.stem}-bpe.json")))
     print(json.dumps(about, indent=1))
     print(f"{args.to}: {args.to.stat().st_size / 2**20:.1f} MiB")
-
-
-if __name__ == "__main__":
-    main()

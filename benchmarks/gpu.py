@@ -19,19 +19,14 @@ end.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
+import functools
 import json
 import math
-import os
-import queue
 import re
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,8 +34,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from . import _lines, _record
-from ._pretraining import FINETUNED, KEPT, MARIN, RATES, SIZES
+from . import _lines, _llama, _products, _record
+from ._pretraining import FINETUNED, KEPT, MARIN, RATES, SIZES, Trainer
 from .corpus import PLACE
 
 FLAGS = {
@@ -81,14 +76,14 @@ COSTS = {
     "training": (150, "step --only training --plain --rounds 12 --seconds 5"),
 }
 LAYERWISE = ("1.3B racs", "1.3B galore 8 bits", "7B racs", "7B galore 8 bits")
-SECONDS = {"60M": 55.0, "130M": 45.0, "2M": 40.0, "tiny": 5.0}
+SECONDS = {"60M": 55.0, "130M": 45.0, "2M": 40.0}
 SECONDS |= {"Marin 130M": 50.0, "Marin 2M": 10.0}  # of a training run
 MOST_RATES = 5  # of a grid that grows
 WARMING = 60.0  # of compiling a size's programs
 
 
 class Preset(NamedTuple):
-    """Sizes, for a GPU, for two cores, and for a test."""
+    """Sizes, for a GPU and for two cores."""
 
     stacks: Sequence[tuple[str, int, int]]  # kind of products, number, order
     trained: Mapping[str, tuple[str, ...]]  # methods by size; rates are those of the first size
@@ -112,7 +107,6 @@ PRESETS = {
     "cpu": Preset(
         [(kind, 2, 64) for kind, *_ in STACKS[::2]], {"2M": ALL}, (1, 2), marin="Marin 2M"
     ),
-    "tiny": Preset([("nothing", 1, 1), ("products", 2, 8)], {"tiny": ("adamw", "muon")}, (1,)),
 }
 
 
@@ -146,6 +140,24 @@ def tuned(lines: Lines, size: str, method: str) -> tuple[list[float], float]:
         rates += more
 
 
+def trained(
+    name: str,
+    size: str,
+    method: str,
+    rates: tuple[float, float],  # of matrices, and of others
+    seed: int = 0,
+    steps: int = 0,
+    base: float | None = None,
+) -> Job:
+    """A run, of the size's length unless it says another, or fine-tuning from AdamW at a rate."""
+    rate, adam_rate = rates
+    steps = steps or SIZES[size].steps
+    do = {"kind": "train", "size": size, "steps": steps, "base": base, "method": method}
+    do |= {"rate": rate, "adam_rate": adam_rate, "seed": seed}
+    seconds = 15.0 if base else SECONDS[size] * steps / SIZES[size].steps
+    return Job(name, seconds, f"{size} {method} {steps} {base}", do)
+
+
 def training(preset: Preset, lines: Lines) -> Iterator[Job]:
     """Runs from scratch: rates with one seed, other seeds of the best; then the other sizes."""
     first, *others = preset.trained
@@ -153,11 +165,7 @@ def training(preset: Preset, lines: Lines) -> Iterator[Job]:
     best = {method: rate for method, (_, rate) in grids.items()}
 
     def job(name: str, size: str, method: str, rate: float, seed: int = 0, steps: int = 0) -> Job:
-        steps = steps or SIZES[size].steps
-        do = {"kind": "train", "size": size, "steps": steps, "base": None, "method": method}
-        do |= {"rate": rate, "adam_rate": best["adamw"], "seed": seed}
-        seconds = SECONDS[size] * steps / SIZES[size].steps
-        return Job(f"{size} {method} {name}", seconds, f"{size} {method} {steps}", do)
+        return trained(f"{size} {method} {name}", size, method, (rate, best["adamw"]), seed, steps)
 
     for method, (rates, _) in grids.items():
         for rate in rates:
@@ -175,21 +183,18 @@ def training(preset: Preset, lines: Lines) -> Iterator[Job]:
 def as_marin(preset: Preset) -> Iterator[Job]:
     """Muon, SOAP, and both on spheres, at rates that are published."""
     size = preset.marin
-    for method, (rate, adam_rate) in MARIN.items() if size else ():
-        do = {"kind": "train", "size": size, "steps": SIZES[size].steps, "base": None, "seed": 0}
-        do |= {"method": method, "rate": rate, "adam_rate": adam_rate}
-        yield Job(f"{size} {method} {rate:g}", SECONDS[size], f"{size} {method}", do)
+    for method, rates in MARIN.items() if size else ():
+        yield trained(f"{size} {method} {rates[0]:g}", size, method, rates)
 
 
 def finetuning(preset: Preset, lines: Lines) -> Iterator[Job]:
     """From prose to code."""
     size = next(iter(preset.trained))
-    do = {"kind": "train", "size": size, "steps": preset.tuned, "seed": 0}
-    do |= {"base": tuned(lines, size, "adamw")[1], "adam_rate": FINETUNED["adamw"][0]}
+    how: dict[str, Any] = {"steps": preset.tuned, "base": tuned(lines, size, "adamw")[1]}
     for method, rates in FINETUNED.items() if preset.tuned else ():
         for rate in rates:
-            name, alike = f"{size} fine-tuned {method} {rate:g}", f"fine-tuned {method}"
-            yield Job(name, 15.0, alike, {**do, "method": method, "rate": rate})
+            both = rate, FINETUNED["adamw"][0]
+            yield trained(f"{size} fine-tuned {method} {rate:g}", size, method, both, **how)
 
 
 def plan(preset: Preset, lines: Lines) -> list[Job]:
@@ -205,20 +210,17 @@ def plan(preset: Preset, lines: Lines) -> list[Job]:
         do = {"kind": "layerwise", "of": (size, method, step), "size": f"{name} {step}"}
         return Job(f"{step} {name}", 60.0, f"layer-wise {size}", do)
 
-    stacks = (
-        Job(f"{of[0]} {of[1]} × {of[2]}²", 30.0, of[0], {"kind": "products", "of": of})
-        for of in preset.stacks
-    )
-    by_triton = (
-        Job(f"{of[0]} {of[1]} × {of[2]}² by Triton", 40.0, f"{of[0]} by Triton", do)
-        for of in BY_TRITON * preset.suites
-        for do in [{"kind": "products", "size": "Triton", "of": of}]
-    )
+    def products(of: tuple[str, int, int], by: str = "", **how: str) -> Job:
+        do = {"kind": "products", "of": of, **how}
+        return Job(f"{of[0]} {of[1]} × {of[2]}²{by}", 40.0 if by else 30.0, f"{of[0]}{by}", do)
+
+    stacks = map(products, preset.stacks)
+    by_triton = (products(of, " by Triton", size="Triton") for of in BY_TRITON * preset.suites)
     pairs = [(name, step) for name in LAYERWISE for step in ("layerwise", "ordinary")]
     large = (layerwise(*pair) for pair in pairs if preset.suites)
-    trained = [*training(preset, lines), *as_marin(preset)]
+    runs = [*training(preset, lines), *as_marin(preset)]
     rest = [*suites(COSTS), *large, *finetuning(preset, lines)]
-    return [*stacks, *by_triton, *suites(STEPS), *trained, *rest]
+    return [*stacks, *by_triton, *suites(STEPS), *runs, *rest]
 
 
 def estimate(job: Job, jobs: Sequence[Job], lines: Lines) -> float:
@@ -229,98 +231,21 @@ def estimate(job: Job, jobs: Sequence[Job], lines: Lines) -> float:
     return job.seconds * (statistics.median(known) if known else 1.0)
 
 
-class Crew:
-    """The process that measures, started anew for another kind of job and after a failure."""
-
-    def __init__(self) -> None:
-        """Starts nothing yet."""
-        self.process: Any = None
-        self.kind: Any = None
-        self.warm: list[Any] = []  # what has been compiled in this process
-        self.answers: queue.Queue[str] = queue.Queue()
-
-    def ask(self, job: Job, waiting: Sequence[Any], limit: float) -> dict[str, Any] | None:
-        """The measurements; `None` if the limit came first."""
-        kind = job.programs[:2]
-        process: Any = self.process
-        if process is None or kind != self.kind:
-            self.end()
-            process = self.start(kind)
-        self.warm.append(job.programs)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({**job.do, "waiting": waiting}) + "\n")
-            process.stdin.flush()
-        try:
-            answer = self.answers.get(timeout=limit)
-        except queue.Empty:
-            self.end()
-            return None
-        if answer:
-            return json.loads(answer, parse_constant=lambda _: None)  # not finite
-        code = process.wait()
-        self.end()
-        return {"error": f"the process ended with {code}"}
-
-    def start(self, kind: Any) -> Any:
-        """A process in a group of its own."""
-        command = [sys.executable, "-m", "benchmarks", "gpu", "--measure"]
-        how: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        own = {"XLA_FLAGS": ""} if kind[1] == "Triton" else {}
-        how |= {"env": {**FLAGS, **own, **os.environ}, "start_new_session": True}
-        self.process = subprocess.Popen(command, **how)
-        self.kind, self.warm, self.answers = kind, [], queue.Queue()
-        given = self.process.stdout, self.answers
-        self.reader = threading.Thread(target=_collect, args=given, daemon=True)
-        self.reader.start()
-        return self.process
-
-    def end(self) -> None:
-        """Kills the process and its children."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.reader.join()
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
-            self.process.stdout.close()
-            self.process = None
+trainer = functools.cache(Trainer)  # it keeps compiled programs from job to job
 
 
-def _collect(lines: Any, answers: queue.Queue[str]) -> None:
-    for line in lines:
-        answers.put(line)
-    answers.put("")  # its end
-
-
-def measure() -> None:
-    """Answers each job on the standard input with a line; all other output is an error's."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    trainer: Any = None
-    for text in sys.stdin:
-        job = json.loads(text)
-        try:
-            if job["kind"] == "suite":  # it has a process of its own, with the whole device
-                found = suite(job["command"])
-            elif job["kind"] == "products":
-                from ._products import measured
-
-                rows, by = measured(*job["of"]), f" by {job['size']}" if "size" in job else ""
-                rows = [row | {"program": f"{row['program']}{by}"} for row in rows]
-                found = {"rows": rows, **_record.machine()}
-            elif job["kind"] == "layerwise":
-                from ._llama import timed
-
-                found = timed(*job["of"]) | _record.machine()
-            else:
-                from ._pretraining import Trainer
-
-                trainer = trainer or Trainer()
-                found = trainer.line(job) | _record.machine()
-        except Exception as error:  # the queue goes on
-            found = {"error": f"{type(error).__name__}: {error}"[:300]}
-        print(json.dumps(found), file=answers, flush=True)
+def measured(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The measurements of a job, in the process that is for them."""
+    if job["kind"] == "suite":  # it has a process of its own, with the whole device
+        return suite(job["command"])
+    if job["kind"] == "products":
+        rows, by = _products.measured(*job["of"]), f" by {job['size']}" if "size" in job else ""
+        found = {"rows": [row | {"program": f"{row['program']}{by}"} for row in rows]}
+    elif job["kind"] == "layerwise":
+        found = _llama.timed(*job["of"])
+    else:
+        found = trainer().line(job)
+    return found | _record.machine()
 
 
 def suite(command: Sequence[str]) -> dict[str, Any]:
@@ -336,32 +261,45 @@ def suite(command: Sequence[str]) -> dict[str, Any]:
 
 
 def run(path: Path, preset: Preset, minutes: float) -> None:
-    """Takes the missing measurements that fit, job after job."""
-    lines, left_out = recorded(path), []
-    crew, end = Crew(), time.monotonic() + 60 * minutes
+    """Takes the missing measurements that fit, job after job.
+
+    The process that measures starts anew for another kind of job and after a failure.
+    """
+    lines, left_out, end = recorded(path), [], time.monotonic() + 60 * minutes
+    worker: _lines.Worker | None = None
+    kind: Any = None
+    warm: list[Any] = []  # what has been compiled in this process
     while True:
         jobs = plan(preset, lines)
         waiting = [job for job in jobs if job.name not in lines and job.name not in left_out]
         if not waiting:
             break
         job, left = waiting[0], end - time.monotonic()
-        cold = job.do["kind"] == "train" and job.programs not in crew.warm
+        cold = job.do["kind"] == "train" and job.programs not in warm
         needed = estimate(job, jobs, lines) + WARMING * cold
         if needed > left:
             left_out.append(job.name)
             continue
+        if worker is None or kind != job.programs[:2] or not worker.process.is_alive():
+            if worker is not None:
+                worker.end()
+            kind, warm = job.programs[:2], []
+            own = {"XLA_FLAGS": ""} if kind[1] == "Triton" else {}
+            worker = _lines.Worker(measured, FLAGS | own)
+        warm.append(job.programs)
         together = [x.do.get("method") for x in waiting if x.programs == job.programs]
         begin, limit = time.monotonic(), min(3 * needed + 120, left + 30)
-        found = crew.ask(job, list(dict.fromkeys(together)), limit)
+        found = worker.ask({**job.do, "waiting": list(dict.fromkeys(together))}, limit)
         if found is None and limit == left + 30:  # the time is over, which is not its fault
             left_out.append(job.name)
             continue
-        found = found or {"error": f"{_lines.OVER}{limit:.0f} s"}
-        took = time.monotonic() - begin - found.get("warming_seconds", 0.0)
+        found = {"error": f"over {limit:.0f} s"} if found is None else found
+        took = time.monotonic() - begin - float(found.get("warming_seconds", 0.0))
         lines[job.name] = {"job": job.name, **job.do, "took": round(took, 1), **found}
         _lines.append(path, lines[job.name])
         print(f"{job.name}: {told(lines[job.name])}", flush=True)
-    crew.end()
+    if worker is not None:
+        worker.end()
     if left_out:
         print(f"did not fit into {minutes:g} minutes: {'; '.join(left_out)}")
 
@@ -391,28 +329,20 @@ def listed(preset: Preset, lines: Lines) -> str:
 
 def main() -> None:
     """Runs the command of the arguments."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = _record.parser_of(__doc__)
     add = parser.add_argument
     add("--preset", choices=tuple(PRESETS), default="gpu", help="sizes (%(default)s)")
     add("--minutes", type=float, default=math.inf, help="what does not fit is left out")
     add("--lines", type=Path, default=_record.FOLDER / "gpu.jsonl", help="(%(default)s)")
     add("--list", action="store_true", help="prints the queue")
-    add("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        measure()
-        return
     from .pages import write_gpu
 
     jax.config.update("jax_platforms", "cpu")  # the device is for the process that measures
     if args.list:
         print(listed(PRESETS[args.preset], recorded(args.lines)))
-    elif args.preset != "tiny" and not PLACE.exists():
+    elif not PLACE.exists():
         parser.error(f"there is no {PLACE}: `python -m benchmarks corpus` makes it")
     else:
         run(args.lines, PRESETS[args.preset], args.minutes)
         write_gpu(args.lines, recorded(args.lines))
-
-
-if __name__ == "__main__":
-    main()

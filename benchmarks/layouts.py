@@ -54,7 +54,3 @@ def main() -> None:
     rows = [row_of(name) for name in LAYOUTS]
     about = "Bytes that a device receives in a step, both ways, over its share of the matrices."
     _record.write(args, "layouts", "Layouts", about, [_record.Table("Received", COLUMNS, rows)], {})
-
-
-if __name__ == "__main__":
-    main()

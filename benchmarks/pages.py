@@ -12,7 +12,6 @@ here too.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import inspect
 import re
@@ -33,28 +32,15 @@ from ._curves import draw, spread
 from ._methods import METHODS as MEASURED
 from ._methods import NAMES
 from ._record import FOLDER, cell, table
-from .evidence import _calls, _compare, _lines, _plan
-from .evidence._compare import (
-    CLAIMS,
-    Result,
-    corrected,
-    difference,
-    holm,
-    judged,
-    name_of,
-    speed_up,
-)
+from .evidence import _calls, _compare, _plan
+from .evidence._compare import CLAIMS, difference, name_of, speed_up
 from .evidence._descent import bounded
 from .evidence._methods import METHODS as TUNED_METHODS
-from .evidence._plan import Runs
+from .evidence._plan import Result, Runs, ended
 from .evidence._suites import SUITES, Suite
 
 ROOT = Path(__file__).parents[1]
-PAGES = (
-    *("README.md", "docs/choosing.md", "docs/claims.md", "docs/start.md", "docs/performance.md"),
-    *("docs/performance_details.md", "docs/published.md", "docs/distribution.md"),
-    "docs/combinations.md",
-)
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 TYPED = re.compile(r"<!-- typed: formulas -->\n(.*?)<!-- end of table -->", re.DOTALL)
 RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
@@ -63,24 +49,23 @@ PACKAGES = ("jax", "optax", "flax")
 
 
 @functools.cache
-def typed() -> dict[str, tuple[str, str]]:
-    """The state of a method and its drawback, in the table of `docs/methods.md`."""
+def typed() -> dict[str, dict[str, str]]:
+    """The rows of the table of `docs/methods.md` that is typed, by method."""
     found = TYPED.search((ROOT / "docs/methods.md").read_text())
     assert found is not None
-    lines = [re.split(r" *\| *", line)[1:-1] for line in found[1].strip().splitlines()[2:]]
-    return {line[0].strip("`"): (line[2], line[-1]) for line in lines}
+    return {row["method"].strip("`"): row for row in _record.rows_in(found[1])}
 
 
 @functools.cache
 def runs() -> dict[str, dict[str, Any]]:
     """The lines of the evidence."""
-    return _lines.read(FOLDER / "evidence")
+    return _plan.read(FOLDER / "evidence")
 
 
 @functools.cache
 def finals(suite: str) -> dict[str, dict[str, Any]]:
     """The results of a suite of the evidence for the methods whose seeds have all run."""
-    found = _compare.results(SUITES[suite], runs())
+    found = ended(SUITES[suite], runs())
     written = finals_table(SUITES[suite], found, _compare.curve_of(SUITES[suite], runs()))
     return {} if written is None else {row["method"]: row for row in written.rows}
 
@@ -95,7 +80,8 @@ def wrong_formulas() -> Iterator[str]:
     """Methods whose state has other numbers than the formula that is typed."""
     m, n, r = 7, 11, 3
     for row in METHODS:
-        formula = typed()[row.name][0].replace("none", "`0`").split("`")[1].replace("²", "**2")
+        formula = typed()[row.name]["state, numbers"].replace("none", "`0`").split("`")[1]
+        formula = formula.replace("²", "**2")
         for product in ("mn", "mr", "nr"):
             formula = formula.replace(product, "*".join(product))
         formula = re.sub(r"(?<=\d)(?=[mnr])", "*", formula)
@@ -106,10 +92,9 @@ def wrong_formulas() -> Iterator[str]:
 
 def recorded(page: str, title: str) -> str:
     """A section of a record, with the command and the machine."""
-    text = (FOLDER / f"{page}.md").read_text().rstrip()
-    section = text.partition(f"## {title}\n\n")[2].partition("\n## ")[0].strip()
-    command = text.rpartition("\n\n")[2]
-    return f"{section.removesuffix(command).strip()}\n\n{command}"
+    text, command = _record.section(page, title), (FOLDER / f"{page}.md").read_text().strip()
+    command = command.rpartition("\n\n")[2]
+    return f"{text.removesuffix(command).strip()}\n\n{command}"
 
 
 def calls(own: Iterable[_calls.Printed] = _calls.PRINTED[RECIPE]) -> str:
@@ -123,7 +108,7 @@ def calls(own: Iterable[_calls.Printed] = _calls.PRINTED[RECIPE]) -> str:
         if len(found.finals) < seeds:
             continue
         loss, slower = float(np.mean(found.losses)), found.milliseconds / base.milliseconds
-        over = [_compare.speed_up(loss, suite.steps, curve, x) for x in (1.0, slower)]
+        over = [speed_up(loss, suite.steps, curve, x) for x in (1.0, slower)]
         row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f"), *over]
         row += [cell(slower, ".2f"), on_gpu(printed)]
         rows.append([*row, bytes_per_number(printed.method)])
@@ -131,17 +116,15 @@ def calls(own: Iterable[_calls.Printed] = _calls.PRINTED[RECIPE]) -> str:
     titles = ["goal", "call", f"validation loss, mean (range) of {seeds} seeds"]
     titles += ["AdamW's steps to it, over its own", "AdamW's time to it, over its own"]
     titles += ["time of a step, CPU", "time of a step, GPU", "state, bytes per parameter"]
-    written = table(titles, rows).replace("| --- | ---: |", "| --- | --- |")  # a call is text
-    return f"{written}\n\n{origin(*LADDER)}\n\n{origin(RECIPE, command='calls')}"
+    made = origin(*LADDER), origin(RECIPE, command="calls")
+    return "\n\n".join([table(titles, rows, words=2), *made])
 
 
 @functools.cache
 def default_calls() -> dict[str, dict[str, str]]:
     """The table of default calls for a GPU, by method and heading."""
-    lines = recorded("programs", "Default calls").splitlines()
-    heads, _, *rows = [re.split(r" *\| *", line)[1:-1] for line in lines if line.startswith("|")]
-    found = [dict(zip(heads, row, strict=True)) for row in rows if row[0]]
-    return {x["default call"].split("`")[1]: x for x in found}
+    rows = _record.rows_in(_record.section("programs", "Default calls"))
+    return {row["default call"].split("`")[1]: row for row in rows if row["default call"]}
 
 
 def on_gpu(printed: _calls.Printed) -> str:
@@ -166,13 +149,13 @@ def kept() -> str:
         row = [f"`{name}`", f"`{printed.call}`", spread(own.losses, ".3f"), f"{len(own.finals)}"]
         rows.append([*row, *(x or "" for x in (*gains, share))])
     titles = ["suite", "call", "validation loss, mean (range)", "seeds", "below AdamW's"]
-    written = table([*titles, "the tuned point below AdamW's", "kept"], rows)
-    written = written.replace("| --- | ---: |", "| --- | --- |")
+    titles += ["the tuned point below AdamW's", "kept"]
     others = [
         f"In `{suite}` take `{other.call}` in place of `{call}`."
         for suite in _calls.PRINTED
         for call, other in _calls.alternatives(suite, runs()).items()
     ]
+    written = table(titles, rows, words=2)
     return "\n\n".join([written, *others, origin(*_calls.PRINTED, command="calls")])
 
 
@@ -194,9 +177,8 @@ def parts() -> str:
             rows.append([*row, spread(found.losses, ".3f"), change])
     rows.sort(key=lambda row: (row[:2], float(row[5].split()[0])))
     titles = ["suite", "beside", "call", "seeds", "validation loss, mean (range)"]
-    written = table([*titles, "difference, mean (95 % interval)"], rows)
-    written = written.replace("| --- | ---: | ---: |", "| --- | --- | --- |")
-    return f"{written}\n\n{origin(*_calls.PARTS, command='calls')}"
+    titles += ["difference, mean (95 % interval)"]
+    return f"{table(titles, rows, words=3)}\n\n{origin(*_calls.PARTS, command='calls')}"
 
 
 def weights() -> str:
@@ -253,7 +235,7 @@ def methods() -> str:
     rows = []
     for name in ("optax.adamw", *NAMES):
         gains = [finals(suite).get(name, {}).get("beyond", "") for suite in suites]
-        mind = typed().get(name, ("", ""))[1]
+        mind = typed().get(name, {}).get("mind", "")
         rows.append([name_of(name), bytes_per_number(name), *gains, mind])
     titles = ["method", "state, bytes per parameter", *suites.values(), "mind"]
     return f"{table(titles, rows)}\n\n{origin(*suites)}"
@@ -326,15 +308,15 @@ def number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def claims(paper: str, runs: Runs) -> str:
+def claims(paper: str) -> str:
     """The table of a paper."""
-    rows, ps = [], corrected(CLAIMS[paper], runs)
+    rows, ps = [], _compare.corrected(CLAIMS[paper], runs())
     for claim in CLAIMS[paper]:
         for suite in claim.suites:
-            measured, verdict = judged(claim, suite, runs, ps)
+            measured, verdict = _compare.judged(claim, suite, runs(), ps)
             rows.append([claim.claim, claim.where, f"`{suite}`", measured, verdict])
     titles = ["claim", "where", "suite", "loss beyond the other's [95 %], p", "verdict"]
-    return table(titles, rows).replace("---:", "---")  # all of it is text
+    return table(titles, rows, words=len(titles))
 
 
 # The page of the evidence.
@@ -356,20 +338,19 @@ COLUMNS = {
 
 
 def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, float]) -> Any:
-    """Methods whose seeds are all there, the smallest loss first; `None` before AdamW has ended."""
-    ended = {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
-    if "adamw" not in ended:
+    """Methods that have ended, the smallest loss first; `None` before AdamW has."""
+    if "adamw" not in found:
         return None
-    adamw = ended["adamw"].losses
-    differences = {n: difference(x.losses, adamw) for n, x in ended.items() if n != "adamw"}
-    ps = holm({name: d.p for name, d in differences.items()})
+    adamw = found["adamw"]
+    others = {name: x for name, x in found.items() if name != "adamw"}
+    differences = {n: difference(x.losses, adamw.losses) for n, x in others.items()}
+    ps = _compare.holm({name: d.p for name, d in differences.items()})
     rows = []
-    for name, x in sorted(ended.items(), key=lambda pair: np.mean(pair[1].losses)):
+    for name, x in sorted(found.items(), key=lambda pair: np.mean(pair[1].losses)):
         row: dict[str, Any] = {"method": name, "loss": spread(x.losses, ".3f")}
         row |= {"ms": x.milliseconds, "state_mb": x.finals[0]["state_bytes"] / 1e6}
-        if "step_bytes" in x.finals[0]:  # lines of the first suite are older
-            row["step_mb"] = x.finals[0]["step_bytes"] / 1e6
-        mean, slower = float(np.mean(x.losses)), x.milliseconds / ended["adamw"].milliseconds
+        row["step_mb"] = x.finals[0].get("step_bytes", np.nan) / 1e6  # the first lines are older
+        mean, slower = float(np.mean(x.losses)), x.milliseconds / adamw.milliseconds
         row["speed_up"] = speed_up(mean, suite.steps, curve)
         row["faster"] = speed_up(mean, suite.steps, curve, slower)
         for key in x.finals[0]["tested"]:
@@ -381,28 +362,25 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
             row |= {"beyond": f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
             row |= {"word": d.word, "p": ps[name]}
         rows.append(row)
-    tested = {key: (key, "") for x in ended.values() for key in x.finals[0]["tested"]}
-    known = COLUMNS | tested
-    columns = {key: x for key, x in known.items() if any(row.get(key) for row in rows)}
-    missing = [name for name in suite.methods if name not in ended]
+    tested = {key: (key, "") for x in found.values() for key in x.finals[0]["tested"]}
+    missing = [name for name in suite.methods if name not in found]
     note = f"Seeds {', '.join(map(str, suite.seeds))}; {suite.unit}."
     if curve:
         lengths = ", ".join(f"{steps}: {loss:.3f}" for steps, loss in sorted(curve.items()))
         note += f" AdamW's final losses by steps, tuned at each: {lengths}."
     if missing:
         note += f" Not all seeds have run: {', '.join(missing)}."
-    return _record.Table(f"{suite.name}: final losses", columns, rows, note)
+    return _record.Table(f"{suite.name}: final losses", COLUMNS | tested, rows, note)
 
 
 def ladders(suites: Sequence[Suite], runs: Runs) -> _record.Table:
     """AdamW's steps to the losses of the others, by size and length."""
     rows: dict[str, dict[str, Any]] = {}
-    columns = {"method": ("method", "")}
+    columns = {key: (key, "") for key in ("method", *(suite.name for suite in suites))}
     for suite in suites:
         curve = _compare.curve_of(suite, runs)
-        for name, x in _compare.results(suite, runs).items() if curve else ():
-            if name != "adamw" and len(x.finals) == len(suite.seeds):
-                columns[suite.name] = (suite.name, "")
+        for name, x in ended(suite, runs).items() if curve else ():
+            if name != "adamw":
                 own = rows.setdefault(name, {"method": name})
                 own[suite.name] = speed_up(float(np.mean(x.losses)), suite.steps, curve)
     note = (
@@ -424,11 +402,11 @@ def write_evidence(folder: Path, suites: Sequence[Suite], runs: Runs) -> None:
         ladders(suites, runs).markdown(),
     ]
     for suite in suites:
-        found = _compare.results(suite, runs)
+        found = ended(suite, runs)
         finals = finals_table(suite, found, _compare.curve_of(suite, runs))
         if finals is not None:
             parts.append(finals.markdown())
-        if (figure := draw(suite, found, suite.unit)) is not None:
+        if (figure := draw(suite, found)) is not None:
             figure.savefig(folder / f"{suite.name}.png", dpi=120)
             parts.append(f"![loss against steps, seconds and state]({suite.name}.png)")
     codes = sorted({line["code"] for line in runs.values()})
@@ -439,19 +417,16 @@ def write_evidence(folder: Path, suites: Sequence[Suite], runs: Runs) -> None:
 
 # The page of the queue for a GPU.
 
-GPU = {
-    "Products, and refreshes by them": ("kind", "stack", "program", "ms", "tflops", "error"),
-    "Steps of optimizers": ("method", "p50", "over_adamw", "refresh_p50"),
-    "Layer-wise steps": ("job", "ms", "first_ms", "peak_gib"),
-}
+PRODUCT = ("kind", "stack", "program", "ms", "tflops", "error")
+STEP = ("method", "p50", "over_adamw", "refresh_p50")
+LARGE = ("job", "ms", "first_ms", "peak_gib")
 RUN = ("method", "rate", "seed", "loss", "prose", "million_tokens", "seconds", "tokens_per_second")
 
 
-def plain(title: str, keys: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of numbers by their names."""
-    said = [key for key in keys if any(row.get(key) is not None for row in rows)]
-    cells = [[cell(row.get(k), "" if row.get(k) is None else ".5g") for k in said] for row in rows]
-    return f"## {title}\n\n{table([key.replace('_', ' ') for key in said], cells)}"
+def plain(title: str, keys: Iterable[str], rows: list[Any]) -> str:
+    """A table of numbers by their names; nothing without rows."""
+    columns = {key: (key.replace("_", " "), ".5g") for key in keys}
+    return _record.Table(title, columns, rows).markdown() if rows else ""
 
 
 def trained(title: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -463,31 +438,31 @@ def trained(title: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield plain(title, RUN, sorted(rows, key=lambda row: str(row["loss"])))
     most = max((x["steps"][-1] for x in lines if x["method"] != "adamw"), default=0)
     own = [x for x in lines if x["loss"] is not None and x["steps"][-1] == most]
-    found = {}
-    for method in dict.fromkeys(x["method"] for x in own):
-        first = [x for x in own if x["method"] == method and x["seed"] == 0]
-        rate = min(first, key=lambda x: x["loss"])["rate"] if first else None
-        best = [x for x in own if (x["method"], x["rate"]) == (method, rate)]
-        by_seed = sorted(best, key=lambda x: x["seed"])
-        found[method] = Result(None, [{**x, "cpu_seconds": x["seconds"]} for x in by_seed])
+    found: dict[str, Result] = {}
+    for best in sorted((x for x in own if x["seed"] == 0), key=lambda x: x["loss"]):
+        alike = [x for x in own if all(x[key] == best[key] for key in ("method", "rate"))]
+        by_seed = sorted(alike, key=lambda x: x["seed"])
+        finals: list[Any] = [{**x, "cpu_seconds": x["seconds"]} for x in by_seed]
+        found.setdefault(best["method"], Result(None, finals))
     seeds = [x["seed"] for x in found["adamw"].finals] if "adamw" in found else []
     if len(seeds) > 1:
-        how: Any = {"name": title, "seeds": seeds, "methods": list(found), "steps": most}
-        suite: Any = SimpleNamespace(unit="nats per token", **how)
-        yield finals_table(suite, found, {}).markdown()
+        suite: Any = SimpleNamespace(name=title, unit="nats per token", seeds=seeds, steps=most)
+        suite.methods = list(dict.fromkeys(x["method"] for x in own))
+        whole = {name: x for name, x in found.items() if len(x.finals) == len(seeds)}
+        yield finals_table(suite, whole, {}).markdown()
 
 
 def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     """The page beside the lines."""
     lines = [*found.values()]
-    steps = [x for x in lines if x.get("command", [""])[0] == "step"]
-    rows = (
-        [row for x in lines for row in x.get("rows", ())],
-        [row for x in steps for own in x.get("tables", ()) for row in own["rows"]],
-        [x for x in lines if "peak_gib" in x],
-    )
-    parts = [f"# The queue for a GPU: {path.stem}"]
-    parts += [plain(*given, own) for given, own in zip(GPU.items(), rows, strict=True) if own]
+    products = [row for x in lines for row in x.get("rows", ())]
+    records = [own for x in lines for own in x.get("tables", ()) if x["command"][0] == "step"]
+    parts = [
+        f"# The queue for a GPU: {path.stem}",
+        plain("Products, and refreshes by them", PRODUCT, products),
+        plain("Steps of optimizers", STEP, [row for own in records for row in own["rows"]]),
+        plain("Layer-wise steps", LARGE, [x for x in lines if "peak_gib" in x]),
+    ]
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         if line["kind"] == "train" and "error" not in line:
@@ -497,7 +472,7 @@ def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
         parts += trained(title, own)
     parts += [f"{x['job']} failed: {x['error']}" for x in lines if "error" in x]
     parts.append(f"`python -m benchmarks gpu`, on {machines(lines)}")
-    path.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+    path.with_suffix(".md").write_text("\n\n".join(filter(None, parts)) + "\n")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -508,23 +483,21 @@ TABLES: dict[str, Callable[[], str]] = {
     "widths": widths.shown,
     "spikes": lambda: recorded("precision", "After a spike"),
     "accuracy": lambda: recorded("precision", "Turns"),
-    **{f"claims_{x}": functools.partial(lambda x: claims(x, runs()), x) for x in CLAIMS},
+    **{f"claims_{paper}": functools.partial(claims, paper) for paper in CLAIMS},
     **{f"published_{paper}": functools.partial(runs_of, paper) for paper in PAPERS},
 }
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:
     """Every page: its path, its text, and the text that the results ask for."""
-    for name in PAGES:
-        path = ROOT / name
+    for path in PAGES:
         text = path.read_text()
         yield path, text, PLACE.sub(lambda m: f"{m[1]}{m[2]}\n{TABLES[m[1]]()}\n\n", text)
 
 
 def main() -> None:
     """Writes the pages, or tells whether they match the results."""
-    description, _, _ = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(description=description)
+    parser = _record.parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     args = parser.parse_args()
     wrong = [*wrong_formulas()]
@@ -535,7 +508,3 @@ def main() -> None:
             path.write_text(wanted)
     if wrong:
         raise SystemExit("\n".join(wrong))
-
-
-if __name__ == "__main__":
-    main()

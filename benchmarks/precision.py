@@ -27,22 +27,20 @@ from curvax.transforms.linalg._products import LEVELS, at, multiplied
 from . import _record
 from ._curves import spread
 
+Measure = Callable[[int, float, int], Mapping[str, Any]]  # of order, condition and seed
 SECTIONS = ("refreshes", "roots", "steps", "turns", "spikes")
 ORDERS = (192, 640)
 CONDITIONS = (1e2, 1e4, 1e6)
 STEPS, DECAY = 20, 0.95
 CHANGE = 0.02  # of the directions in which gradients are large, in a step
+X3 = dict.fromkeys(("step", "statistics", "refresh"), "bf16x3")
 SETTINGS: Mapping[str, Any] = {
     "float32": "float32",
     "bf16x6": "bf16x6",
     "bf16x3": "bf16x3",
-    "bf16x3, statistics in bf16": curvax.products(
-        step="bf16x3", statistics="bf16", refresh="bf16x3"
-    ),
-    "bf16x3, refreshes in bf16": curvax.products(
-        step="bf16x3", statistics="bf16x3", refresh="bf16"
-    ),
-    "bf16x3, steps in bf16": curvax.products(step="bf16", statistics="bf16x3", refresh="bf16x3"),
+    "bf16x3, statistics in bf16": curvax.products(**X3 | {"statistics": "bf16"}),
+    "bf16x3, refreshes in bf16": curvax.products(**X3 | {"refresh": "bf16"}),
+    "bf16x3, steps in bf16": curvax.products(**X3 | {"step": "bf16"}),
     "bf16": "bf16",
 }
 TURNED = (192, 640, 1024)  # orders of the bases that turn once
@@ -80,16 +78,22 @@ def error(found: Any, exact: np.ndarray) -> float:
     return float(np.linalg.norm(found - exact))
 
 
+def followed(transformation: optax.GradientTransformation, result: int) -> Any:
+    """The state at the end (0), or all directions (1), of gradients; compiled for each shape."""
+
+    def step(state: Any, g: jax.Array) -> tuple[Any, Any]:
+        direction, state = transformation.update(g, state)
+        return state, direction
+
+    return jax.jit(lambda gs: jax.lax.scan(step, transformation.init(gs[0]), gs)[result])
+
+
 @functools.cache
 def follower(setting: str) -> Callable[[jax.Array], Any]:
-    """The state of rotated bases after gradients, compiled once for each shape."""
+    """The state of rotated bases."""
     how: Any = {"refresh": curvax.every(1), "b2": DECAY, "side": "left", "root": 2}
-    transformation = curvax.precondition(method="rotations", products=SETTINGS[setting], **how)
-
-    def step(state: Any, g: jax.Array) -> tuple[Any, None]:
-        return transformation.update(g, state)[1], None
-
-    return jax.jit(lambda gs: jax.lax.scan(step, transformation.init(gs[0]), gs)[0])
+    made = curvax.precondition(method="rotations", products=SETTINGS[setting], **how)
+    return followed(made, 0)
 
 
 def refreshes(order: int, condition: float, seed: int) -> dict[str, float]:
@@ -198,15 +202,10 @@ def directions_after(method: str, setting: str, seed: int, dtype: Any) -> np.nda
 
 @functools.cache
 def spiked(method: str, setting: str) -> Callable[[jax.Array], Any]:
-    """All directions of SOAP, compiled once for all seeds."""
+    """All directions of SOAP."""
     products = SETTINGS[setting] if setting else None
-    soap = curvax.scale_by_soap(method=method, refresh=curvax.every(1), products=products)
-
-    def step(state: Any, g: jax.Array) -> tuple[Any, Any]:
-        direction, state = soap.update(g, state)
-        return state, direction
-
-    return jax.jit(lambda gs: jax.lax.scan(step, soap.init(gs[0]), gs)[1])
+    how: Any = {"method": method, "refresh": curvax.every(1), "products": products}
+    return followed(curvax.scale_by_soap(**how), 1)
 
 
 def losses_after(method: str, setting: str, seed: int, spike: float = SPIKE) -> list[float]:
@@ -249,7 +248,7 @@ def losses_after(method: str, setting: str, seed: int, spike: float = SPIKE) -> 
     return [float(run(jax.random.key(seed + x))) for x in SEEDS]
 
 
-def spikes(seed: int) -> list[dict[str, Any]]:
+def spikes(seed: int) -> _record.Table:
     """The direction after one gradient that is a thousand times as long, and the loss after it."""
     with jax.enable_x64(True):
         exact = [directions_after("eigh", "", seed + x, jnp.float64) for x in SEEDS]
@@ -262,69 +261,58 @@ def spikes(seed: int) -> list[dict[str, Any]]:
             row[f"after {after}"] = min(1 - x**2 / 2 for x in errors)
         row["loss"] = spread(losses_after(method, setting, seed), ".4f")
         rows.append(row)
-    return rows
+    columns = {"method": ("method", ""), "setting": ("products", "")}
+    columns |= {f"after {x}": (f"cosine, {x} after", ".3f") for x in AFTER}
+    columns["loss"] = ("loss, mean (range)", "")
+    without = spread(losses_after("eigh", "float32", seed, spike=1.0), ".4f")
+    note = (
+        f"One gradient {SPIKE:g} times as long, bases refreshed at every step. Of three seeds the "
+        f"lowest cosine of SOAP's direction with that in float64, {SPIKED_ORDER} × "
+        f"{SPIKED_ORDER // 2}, condition 1e4; and the loss of a small network that learns another "
+        f"one, over that at the start, {LENGTH // 2} steps after the spike. Without a spike it is "
+        f"{without}."
+    )
+    return _record.Table("After a spike", columns, rows, note)
 
 
 def by_condition(
-    measure: Callable[[int, float, int], Mapping[str, Any]], orders: tuple[int, ...], seed: int
-) -> list[dict[str, Any]]:
-    """A row for each setting."""
-    rows: dict[str, dict[str, Any]] = {}
+    title: str, first: str, measure: Measure, orders: tuple[int, ...], seed: int, note: str = ""
+) -> _record.Table:
+    """A row for each setting, a column for each order and condition."""
+    columns, rows = {"setting": (first, "")}, {}
     for order, condition in itertools.product(orders, CONDITIONS):
+        place = f"{order}, {condition:.0e}"
+        columns[place] = (place, ".1e")
         for name, value in measure(order, condition, seed).items():
-            rows.setdefault(name, {"setting": name})[f"{order} {condition:g}"] = value
-    return list(rows.values())
-
-
-def columns(orders: tuple[int, ...], first: str) -> Any:
-    """The columns of a table by order and condition."""
-    places = itertools.product(orders, CONDITIONS)
-    return {"setting": (first, "")} | {f"{d} {c:g}": (f"{d}, {c:.0e}", ".1e") for d, c in places}
+            rows.setdefault(name, {"setting": name})[place] = value
+    return _record.Table(title, columns, list(rows.values()), note)
 
 
 def main() -> None:
     """Prints the tables that the arguments ask for."""
     args = _record.arguments(__doc__, SECTIONS).parse_args()
-    orders, tables = ORDERS, []
+    tables = []
     if "refreshes" in args.only:
-        rows = by_condition(refreshes, orders, args.seed)
         note = (
             f"Roots `U h^(-1/2) Uᵀ` from rotated bases after {STEPS} steps of gradients of half "
             "rank whose covariance turns, refreshed at every step: the error of the direction."
         )
-        of = columns(orders, "products")
-        tables.append(_record.Table("Rotations of bases", of, rows, note))
+        made = by_condition("Rotations of bases", "products", refreshes, ORDERS, args.seed, note)
+        tables.append(made)
     for root in (2, 4) if "roots" in args.only else ():
-        rows = by_condition(functools.partial(roots, root=root), orders, args.seed)
-        title = f"Roots by products, p = {root}"
-        tables.append(_record.Table(title, columns(orders, "level"), rows))
+        title, measure = f"Roots by products, p = {root}", functools.partial(roots, root=root)
+        tables.append(by_condition(title, "level", measure, ORDERS, args.seed))
     if "steps" in args.only:
-        rows = by_condition(steps, orders, args.seed)
         note = "SOAP's direction in exact bases, where both sides have this condition number."
-        tables.append(_record.Table("Rotations of a step", columns(orders, "level"), rows, note))
+        made = by_condition("Rotations of a step", "level", steps, ORDERS, args.seed, note)
+        tables.append(made)
     if "turns" in args.only:
-        rows = by_condition(turns, TURNED, args.seed)
         note = (
             "One minus the cosine of the direction after one refresh in float32, for a statistic "
             "whose basis was exact one step before."
         )
-        tables.append(_record.Table("Turns", columns(TURNED, "by"), rows, note))
+        tables.append(by_condition("Turns", "by", turns, TURNED, args.seed, note))
     if "spikes" in args.only:
-        of = {"method": ("method", ""), "setting": ("products", "")}
-        of |= {f"after {x}": (f"cosine, {x} after", ".3f") for x in AFTER}
-        without = spread(losses_after("eigh", "float32", args.seed, spike=1.0), ".4f")
-        note = (
-            f"One gradient {SPIKE:g} times as long, bases refreshed at every step. Of three seeds "
-            f"the lowest cosine of SOAP's direction with that in float64, {SPIKED_ORDER} × "
-            f"{SPIKED_ORDER // 2}, condition 1e4; and the loss of a small network that learns "
-            f"another one, over that at the start, {LENGTH // 2} steps after the spike. Without a "
-            f"spike it is {without}."
-        )
-        of["loss"] = ("loss, mean (range)", "")
-        tables.append(_record.Table("After a spike", of, spikes(args.seed), note))
+        tables.append(spikes(args.seed))
     about = "Levels of `curvax.products`, on this device or in emulation; by order and condition."
-    _record.write(args, "precision", "Precision of products", about, tables, {"orders": orders})
-
-
-if __name__ == "__main__":
-    main()
+    _record.write(args, "precision", "Precision of products", about, tables, {"orders": ORDERS})

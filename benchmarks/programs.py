@@ -36,7 +36,11 @@ import inspect
 import itertools
 import math
 import re
+import resource
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -47,6 +51,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from scipy.optimize import nnls
+from tqdm import tqdm
 
 import curvax
 from curvax.transforms.linalg import _turns
@@ -87,7 +92,6 @@ DEVICES = {"h200": "H200", "v5e": "v5e", "cpu": "CPU"}
 BASES = ("soap", "eigen_adam", "kl_shampoo")  # the methods that have bases and no roots
 SHORT = {True: _turns.SHORT, False: _turns.SHORT_FOR_ROOTS}
 ORDER, PERIODS = 96, (1, 10, 20)  # of the bases whose rotations are counted, and of refreshes
-H100 = _record.FOLDER / "h100.md"
 
 
 class Cell(NamedTuple):
@@ -182,7 +186,7 @@ def facts(
     device: str, make: Callable[[], Any], kernels: Any, part: str, mesh: Any = None
 ) -> dict[str, Any]:
     """The figures of the program of an update, of an optimizer that is made where it is traced."""
-    how: dict[str, Any] = {}
+    how: dict[str, Any] = {"donate_argnums": (0, 1)}
     with refreshing(part):
         made = make()
         state = jax.eval_shape(made.init, kernels)
@@ -200,12 +204,14 @@ def facts(
             state = refreshed(state) if part == "refresh" else state
             return made.update(gradients, state, params)[::-1]
 
-        found = compiled(device, step, (state, kernels, kernels), donated=(0, 1), **how)
-    if found is None:
+        start = time.process_time()
+        program = compiled(device, step, (state, kernels, kernels), **how)
+        seconds = time.process_time() - start
+    if program is None:
         return {"error": DOES_NOT_FIT}
-    line = counted(found.program.as_text(), part)
+    line = counted(program.as_text(), part)
     if mesh is not None:
-        exchanges = collectives(once(found.program.as_text()))
+        exchanges = collectives(once(program.as_text()))
         received: collections.Counter[str] = collections.Counter()
         for x in exchanges:
             received[x.kind] += round(x.received(mesh.size))
@@ -215,8 +221,8 @@ def facts(
     return line | {
         "gradients": gradients,
         "state": kept,
-        "temporaries": found.temporaries,
-        "seconds": round(found.seconds, 1),
+        "temporaries": program.memory_analysis().temp_size_in_bytes,
+        "seconds": round(seconds, 1),  # of all threads together
         "versions": ", ".join(f"{name} {known[name]}" for name in names if name in known),
     }
 
@@ -277,16 +283,9 @@ Costs = dict[str, float]  # of a step or of what a refresh adds
 
 def recorded_table(title: str) -> dict[str, dict[str, float]]:
     """The numbers of a table of the H100's record, by method and heading."""
-    lines = H100.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0].splitlines()
-    cells = [re.split(r" *\| *", line)[1:-1] for line in lines if line.startswith("|")]
-    return {
-        row[0]: {head: float(x) for head, x in zip(cells[0], row, strict=True) if _is_number(x)}
-        for row in cells[2:]
-    }
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[\d.]+", text) is not None
+    rows = _record.rows_in(_record.section("h100", title))
+    number = re.compile(r"[\d.]+").fullmatch
+    return {row["method"]: {head: float(x) for head, x in row.items() if number(x)} for row in rows}
 
 
 def costs(line: Mapping[str, Any]) -> Costs:
@@ -300,6 +299,7 @@ def costs(line: Mapping[str, Any]) -> Costs:
 class Model(NamedTuple):
     """Milliseconds of a program on an H100, from rates."""
 
+    measured: dict[str, Costs]  # of all programs that were timed
     rates: np.ndarray  # ms for a unit of each of `UNITS`
     errors: dict[str, float]  # relative, of each row without which it was fitted
 
@@ -316,11 +316,9 @@ class Model(NamedTuple):
 def fitted(lines: Lines) -> Model:
     """To the steps that an H100 has timed and whose programs decompose nothing."""
     times = recorded_table("Steps")
-    rows = {
-        cell.method: costs(line)
-        for cell, line in lines.items()
-        if cell.part == "measured" and not line["decompositions"]
-    }
+    found = {cell.method: line for cell, line in lines.items() if cell.part == "measured"}
+    measured = {name: costs(line) for name, line in found.items()}
+    rows = {name: x for name, x in measured.items() if not found[name]["decompositions"]}
     a = np.array([[x[key] / times[name]["p50, ms"] for key in UNITS] for name, x in rows.items()])
     scale = a.max(axis=0)
 
@@ -330,7 +328,7 @@ def fitted(lines: Lines) -> Model:
 
     places = np.arange(len(a))
     errors = {name: float(a[i] @ solved(places != i) - 1) for i, name in enumerate(rows)}
-    return Model(solved(places >= 0), errors)
+    return Model(measured, solved(places >= 0), errors)
 
 
 def period_of(name: str) -> int:
@@ -391,30 +389,23 @@ def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
             said = [f"{x:,.0f}" if key == "kernels" else digits(x / scale) for x in parts]
             row[key] = " / ".join(said) if any(parts) else ""
         if device == "h200":
-            row |= times_of(name, own, more if refresh else None, period, row, lines, model)
+            decomposes = row["decompositions"] > 0
+            row |= times_of(name, own, more if refresh else None, period, decomposes, model)
         yield row
 
 
 def times_of(
-    name: str,
-    own: Costs,
-    more: Costs | None,
-    period: int,
-    row: Mapping[str, Any],
-    lines: Lines,
-    model: Model,
+    name: str, own: Costs, more: Costs | None, period: int, decomposes: bool, model: Model
 ) -> dict[str, Any]:
     """Milliseconds on an H100, measured or predicted, and AdamW's training step with them."""
     times = recorded_table("Steps")
-    before = lines.get(Cell("h200", "gpt2", "unrolled", "", name, "measured"))
-    pairs = [(costs(before)[key], own[key]) for key in SCALES] if before else []
-    same = bool(pairs) and all(math.isclose(*pair, rel_tol=0.05) for pair in pairs)
+    before = model.measured.get(name, {})
+    same = before and all(math.isclose(before[key], own[key], rel_tol=0.05) for key in SCALES)
     error = f"± {100 * abs(model.errors.get(name, model.error)):.0f} %"
     ms = times[name]["p50, ms"] if same else model.ms(own)
     found: dict[str, Any] = {"ms": f"{ms:.1f}" if same else f"≈ {ms:.1f} {error}"}
     mean = ms
     if more is not None:
-        decomposes = row["decompositions"] > 0
         extra = times[name]["refresh, p50, ms"] - ms if decomposes else model.ms(more)
         rest = f"± {100 * model.error:.0f} %"
         found["refresh_ms"] = digits(extra) if decomposes else f"≈ {digits(extra)} {rest}"
@@ -479,9 +470,7 @@ def others(lines: Lines) -> Iterator[_record.Table]:
             groups.setdefault(cell[:4], []).append(row)
     for (device, model, layers, layout), rows in groups.items():
         title = ", ".join(filter(None, (device, model, layers, layout)))
-        said = {key for row in rows for key, x in row.items() if x not in (None, "")}
-        columns = {key: x for key, x in OTHERS.items() if key in said}
-        yield _record.Table(title, columns, rows)
+        yield _record.Table(title, OTHERS, rows)
 
 
 def cells(args: Any) -> Iterator[Cell]:
@@ -491,6 +480,23 @@ def cells(args: Any) -> Iterator[Cell]:
         skipped = device == "v5e" and args.model == "gpt2" and method not in ON_TPU
         if (part == "step" or refreshes) and not skipped:
             yield Cell(device, args.model, args.layers, args.layout, method, part)
+
+
+def limited(job: tuple[Cell, int]) -> dict[str, Any]:
+    """The figures of a cell, given up after so many seconds of all threads together."""
+    cell, limit = job
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 60))
+    return measured(cell)
+
+
+def extended(path: Path, asked: list[Cell], limit: int) -> Lines:
+    """All lines of a file by their cells, after those that were missing are measured."""
+    done = _lines.recorded(path, Cell)
+    for cell in tqdm([x for x in asked if x not in done], desc="programs", file=sys.stderr):
+        worker = _lines.Worker(limited, {})
+        _lines.append(path, cell._asdict() | (worker.ask((cell, limit)) or {}))
+        worker.end()
+    return _lines.recorded(path, Cell)
 
 
 def main() -> None:
@@ -506,15 +512,12 @@ def main() -> None:
     add("--layers", choices=LAYERS, default=LAYERS[0], help="(%(default)s)")
     add("--layout", choices=LAYOUTS, default="", help="on a mesh; layers are scanned there")
     add("--check", action="store_true", help="fail if a compiler refused a program")
-    _lines.add_arguments(parser, Cell)
+    add("--limit", type=int, default=300, help="seconds of CPU for a cell (%(default)s)")
     args = parser.parse_args()
-    if args.cell:
-        _lines.print_one(args, measured)
-        return
     if args.layout and args.layers != "scanned":
         parser.error("--layout needs --layers scanned")
     asked = list(cells(args)) if "programs" in args.only else []
-    lines = _lines.extended(args, "programs", asked, Cell)
+    lines = extended(args.out / "programs.jsonl", asked, args.limit)
     if args.check:
         refused = [f"{cell}: {lines[cell]['error']}" for cell in asked if "error" in lines[cell]]
         if refused:
@@ -524,7 +527,3 @@ def main() -> None:
         is_timed = any(cell.part == "measured" for cell in lines)
         found = [*([table_of(lines)] if is_timed else []), *others(lines)]
         _record.write(args, "programs", "What compiled updates say", about, found, {})
-
-
-if __name__ == "__main__":
-    main()

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from . import _record
 from ._examples import example
 from ._methods import METHODS, NAMES, Method, chosen
-from ._timing import Program, compile_all, percentile, ratio, take_turns, update_of
+from ._timing import Program, compile_all, percentile, take_turns, update_of
 from ._trees import GPT2_SMALL, LLAMA_130M, kernels
 
 MODELS = {"gpt2": GPT2_SMALL, "llama": LLAMA_130M}
@@ -96,12 +96,13 @@ def measure(
         row: dict[str, Any] = {"method": name, "peer": method.peer, "steps": len(still)}
         row |= {"p50": percentile(still, 50), "p99": percentile(still, 99)}
         row |= {"refresh_p50": percentile(at, 50), "refresh_p99": percentile(at, 99)}
-        row |= {"refreshes": len(at) or None, "temporaries": programs[name].temporaries / 1e6}
+        temporaries = programs[name].compiled.memory_analysis().temp_size_in_bytes
+        row |= {"refreshes": len(at) or None, "temporaries": temporaries / 1e6}
         rows[name] = row
     for row in rows.values():
-        row["over_adamw"] = ratio(row["p50"], rows["optax.adamw"]["p50"])
+        row["over_adamw"] = row["p50"] / rows["optax.adamw"]["p50"]
         if row["peer"] is not None:
-            row["over_peer"] = ratio(row["p50"], rows[row["peer"]]["p50"])
+            row["over_peer"] = row["p50"] / rows[row["peer"]]["p50"]
     return list(rows.values())
 
 
@@ -130,7 +131,3 @@ def main() -> None:
         "about the maximum."
     )
     _record.write(args, "step", "Time of a step", about, tables, sizes | {"seconds": args.seconds})
-
-
-if __name__ == "__main__":
-    main()

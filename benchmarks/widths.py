@@ -18,7 +18,6 @@ is √max(1, outputs/inputs); or weights on spheres.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -35,8 +34,7 @@ from tqdm import tqdm
 import curvax
 
 from . import _lines, _record
-from ._tasks import Task
-from ._training import Program
+from ._training import Program, Task
 from .evidence._language import language
 from .evidence._methods import CLIP, schedule_of
 
@@ -58,14 +56,8 @@ class Arm(NamedTuple):
     direction: Callable[[], optax.GradientTransformation]
 
 
-def adam() -> optax.GradientTransformation:
-    """AdamW's direction."""
-    return optax.scale_by_adam(0.9, 0.99)
-
-
-def soap() -> optax.GradientTransformation:
-    """SOAP's, refreshed at the first and at every tenth step."""
-    return curvax.scale_by_soap(refresh=10)
+adam = functools.partial(optax.scale_by_adam, 0.9, 0.99)
+soap = functools.partial(curvax.scale_by_soap, refresh=10)  # at the first and at every tenth step
 
 
 def muon(consistent_rms: float | None = None) -> optax.GradientTransformation:
@@ -109,6 +101,7 @@ def optimizer(arm: Arm, width: int, values: Mapping[str, Any]) -> optax.Gradient
     return optax.chain(optax.clip_by_global_norm(CLIP), made)
 
 
+@functools.lru_cache(1)
 def task_of(width: int) -> Task:
     """The language model of a width."""
     task = language("prose", STEPS, width=width, heads=width // HEAD, **SIZES)
@@ -121,6 +114,12 @@ def task_of(width: int) -> Task:
         return jax.tree_util.tree_map_with_path(scaled, task.params(key))
 
     return dataclasses.replace(task, params=jax.jit(params))
+
+
+@functools.lru_cache(1)
+def program_of(arm: Arm, width: int) -> Program:
+    """The training with an arm, at any rate."""
+    return Program(functools.partial(optimizer, arm, width), task_of(width), time.process_time)
 
 
 class Cell(NamedTuple):
@@ -168,7 +167,6 @@ def upcoming(arm: Arm, widths: tuple[int, ...], runs: Runs) -> Cell | None:
 def run(path: Path, most: int | None = None, widths: tuple[int, ...] = WIDTHS) -> None:
     """Makes the missing runs, at most so many: the small widths of all arms first."""
     runs = dict(_lines.recorded(path, Cell))
-    tasks, programs = {}, {}
     about = {"steps": STEPS, **SIZES, **_record.machine()}
     with tqdm(desc="widths", unit="run", file=sys.stderr) as bar:
         while most is None or bar.n < most:
@@ -177,15 +175,10 @@ def run(path: Path, most: int | None = None, widths: tuple[int, ...] = WIDTHS) -
                 return
             cell, arm = min(cells, key=lambda x: x[0].width)
             bar.set_postfix_str(f"{cell.width} {cell.method} {cell.kept} {cell.rate:g}")
-            if cell.width not in tasks:
-                tasks, programs = {cell.width: task_of(cell.width)}, {}
-            if cell[:3] not in programs:
-                make = functools.partial(optimizer, arm, cell.width)
-                programs = {cell[:3]: Program(make, tasks[cell.width], time.process_time)}
-            *_, done = programs[cell[:3]].train({"rate": cell.rate}, seed=0, last=True)
-            loss = done.losses[-1] if math.isfinite(done.losses[-1]) else None
-            line = {**cell._asdict(), "loss": loss, "cpu_seconds": round(sum(done.seconds), 1)}
-            line["text"] = tasks[cell.width].sizes["text"]
+            done = program_of(arm, cell.width).train({"rate": cell.rate}, seed=0, last=True)
+            line = {**cell._asdict(), "loss": done["loss"]}
+            line["text"] = task_of(cell.width).sizes["text"]
+            line["cpu_seconds"] = round(sum(done["seconds"]), 1)
             _lines.append(path, line | about)
             runs[cell] = line
             bar.update()
@@ -210,8 +203,7 @@ def shown(path: Path = LINES, widths: tuple[int, ...] = WIDTHS) -> str:
 
 def main() -> None:
     """Runs what is missing, and prints the table."""
-    description, _, _ = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(description=description)
+    parser = _record.parser_of(__doc__)
     parser.add_argument("--most", type=int, help="runs after which to stop")
     parser.add_argument("--lines", type=Path, default=LINES, help="the lines (%(default)s)")
     parser.add_argument("--status", action="store_true", help="run nothing")
@@ -219,7 +211,3 @@ def main() -> None:
     if not args.status:
         run(args.lines, args.most)
     print(shown(args.lines))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,29 +7,20 @@ scale `α/r` is left out, because the learning rate is tuned. Everything else is
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._tasks import Task
+from .._training import Task
 
 
-def kernels_of(params: Any) -> dict[str, jax.Array]:
-    """Matrices and stacks of them by path."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
-    return {name: x for name, x in named.items() if "kernel" in name and x.ndim > 1}
-
-
-def added(params: Any, changes: dict[str, jax.Array]) -> Any:
-    """The parameters with changes added to some of them, by path."""
-
-    def one(path: Any, x: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return x + changes[name] if name in changes else x
-
-    return jax.tree_util.tree_map_with_path(one, params)
+def by_path(change: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """A tree whose leaves are `change(path, leaf, …)`, with paths such as `layers/up/kernel`."""
+    named = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    return jax.tree_util.tree_map_with_path(lambda p, *x: change(named(p), *x), tree, *others)
 
 
 def with_adapters(task: Task, rank: int) -> Task:
@@ -37,16 +28,22 @@ def with_adapters(task: Task, rank: int) -> Task:
     base = task.params(jax.random.key(0))
 
     def params(key: jax.Array) -> Any:
-        found = {}
-        for i, (name, x) in enumerate(kernels_of(base).items()):
-            *stack, m, n = x.shape
-            a = jax.random.normal(jax.random.fold_in(key, i), (*stack, m, rank)) / m**0.5
-            found[name.replace("/", ".")] = {"lora_a": a, "lora_b": jnp.zeros((*stack, rank, n))}
+        found: dict[str, Any] = {}
+
+        def add(path: str, x: jax.Array) -> None:
+            if "kernel" in path and x.ndim > 1:
+                *stack, m, n = x.shape
+                own = jax.random.fold_in(key, len(found))
+                a = jax.random.normal(own, (*stack, m, rank)) / m**0.5
+                b = jnp.zeros((*stack, rank, n))
+                found[path.replace("/", ".")] = {"lora_a": a, "lora_b": b}
+
+        by_path(add, base)
         return found
 
     def merged(adapters: Any, base: Any) -> Any:
         changes = {k.replace(".", "/"): x["lora_a"] @ x["lora_b"] for k, x in adapters.items()}
-        return added(base, changes)
+        return by_path(lambda path, x: x + changes[path] if path in changes else x, base)
 
     return dataclasses.replace(
         task,

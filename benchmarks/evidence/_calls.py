@@ -28,10 +28,9 @@ from tqdm import tqdm
 import curvax  # noqa: F401 - calls name it
 
 from .._record import COLORS
-from ._compare import LEVEL, Result, results
-from ._lines import Lines
+from ._compare import LEVEL
 from ._methods import METHODS
-from ._plan import Request, Runs, best_in
+from ._plan import Lines, Request, Result, Runs, best_in, results
 from ._suites import SUITES, Suite
 from ._sweep import Runner
 
@@ -143,10 +142,10 @@ def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
     return Request(suite, call, values, seed)
 
 
-def parts_of(suite: str) -> Iterator[str]:
-    """The calls with a part more."""
-    for group in PARTS.get(suite, []):
-        yield from group["calls"]
+def calls_of(suite: str) -> list[str]:
+    """Those that run: AdamW's, those that pages print, and those with a part more."""
+    parts = [call for group in PARTS.get(suite, []) for call in group["calls"]]
+    return [ADAMW, *(x.call for x in PRINTED[suite]), *parts]
 
 
 def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
@@ -156,12 +155,12 @@ def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
         for suite in suites
         if suite.name in PRINTED
         for seed in suite.seeds
-        for call in (ADAMW, *(x.call for x in PRINTED[suite.name]), *parts_of(suite.name))
+        for call in calls_of(suite.name)
     ]
     missing = [request for request in wanted if request.key not in lines.runs]
     runner = Runner()
     for request in tqdm(missing[:most], desc="calls", file=sys.stderr):
-        lines.append(runner.line(request, lambda done, steps: None))
+        lines.append(runner.line(request))
 
 
 def result_of(suite: str, call: str, runs: Runs) -> Result:

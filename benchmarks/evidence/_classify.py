@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from sklearn.datasets import load_digits
 
-from .._tasks import Task
+from .._training import Task, cross_entropy
 from . import _texts
 from ._finetune import STEPS, base, digest
 from ._gpt import GPT
@@ -28,7 +27,7 @@ CLASSES, HELD_OUT = 10, 360
 def classify(steps: int, first: int = STEPS, **sizes: int) -> Task:
     """From prose to digits; tested by accuracy on the same held-out images."""
     sizes = RECIPE | sizes
-    batch, context, width = sizes["batch"], sizes["context"], sizes["width"]
+    batch, context, width, heads, depth = sizes.values()
     before = base(sizes, first)
     digits: Any = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
@@ -38,16 +37,14 @@ def classify(steps: int, first: int = STEPS, **sizes: int) -> Task:
         raise ValueError(f"an image has {images.shape[1]} pixels, the model reads {context}")
     learned = images[HELD_OUT:], labels[HELD_OUT:]
     held_out = images[:HELD_OUT], labels[:HELD_OUT]
-    shape = {name: sizes[name] for name in ("width", "heads", "depth")}
-    graph = nnx.graphdef(GPT(_texts.SYMBOLS, context, **shape, rngs=nnx.Rngs(0)))
+    graph = nnx.graphdef(GPT(_texts.SYMBOLS, context, width, heads, depth, nnx.Rngs(0)))
 
     def logits(params: Any, images: jax.Array) -> jax.Array:
         features = nnx.merge(graph, params["model"]).features(images)
         return features.reshape(*images.shape, width)[:, -1] @ params["classes"]["kernel"]
 
     def loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-        found = logits(params, images)
-        return optax.softmax_cross_entropy_with_integer_labels(found, labels).mean()
+        return cross_entropy(logits(params, images), labels)
 
     def test(params: Any) -> dict[str, jax.Array]:
         return {"accuracy": (logits(params, held_out[0]).argmax(-1) == held_out[1]).mean()}
@@ -56,11 +53,7 @@ def classify(steps: int, first: int = STEPS, **sizes: int) -> Task:
         return jax.random.randint(jax.random.key(seed), (steps, batch), 0, len(learned[1]))
 
     return Task(
-        name="classify",
-        about=f"{steps} × {batch} handwritten digits, after {first} steps of prose",
-        unit="nats per image",
         sizes={"steps": steps, "first": first, "base": digest(before), "held out": HELD_OUT},
-        width=width,
         data=learned,
         params=lambda key: {
             "model": jax.tree.map(jnp.copy, before),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from ._plan import Request, Runs, loss_of, tuning_of
+from ._plan import Runs, ended, results
 from ._suites import SUITES, Suite
 
 CONFIDENCE = 0.95
@@ -43,12 +43,12 @@ def difference(losses: Sequence[float], others: Sequence[float]) -> Difference:
     d = np.subtract(losses, others)
     if not np.isfinite(d).all():
         return Difference(math.inf, math.inf, math.inf, math.nan)
-    mean, error = float(d.mean()), float(d.std(ddof=1) / len(d) ** 0.5)
-    if error == 0:
+    mean = float(d.mean())
+    if np.ptp(d) == 0:
         return Difference(mean, mean, mean, 0.0 if mean else 1.0)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(d) - 1)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, len(d) - 1))
-    return Difference(mean, mean - half, mean + half, p)
+    found: Any = stats.ttest_1samp(d, 0.0)
+    low, high = found.confidence_interval(CONFIDENCE)
+    return Difference(mean, float(low), float(high), float(found.pvalue))
 
 
 def holm(ps: Mapping[str, float]) -> dict[str, float]:
@@ -97,56 +97,16 @@ def speed_up(loss: float, steps: int, curve: Mapping[int, float], slower: float 
     return f"{sign + ' ' if sign else ''}{needed / steps / slower:.2f}"
 
 
-class Result(NamedTuple):
-    """A method in a suite, as far as it has come."""
-
-    tuning: Any  # a `Tuning`, or None
-    finals: list[Mapping[str, Any]]  # lines of the seeds, in their order
-
-    @property
-    def losses(self) -> list[float]:
-        """By seed."""
-        return [loss_of(line) for line in self.finals]
-
-    @property
-    def seconds(self) -> np.ndarray:
-        """Processor time of stretches, `(seeds, stretches)`, as on the machine of the others."""
-        return np.array([np.multiply(x["cpu_seconds"], x.get("clock", 1)) for x in self.finals])
-
-    @property
-    def milliseconds(self) -> float:
-        """Processor time of a step, the median of the seeds."""
-        return 1e3 * float(np.median(self.seconds.sum(1))) / self.finals[0]["steps"][-1]
-
-
-def results(suite: Suite, runs: Runs) -> dict[str, Result]:
-    """By method; the seeds are there once the tuning has ended."""
-    found = {}
-    for method in suite.methods:
-        tuning = tuning_of(suite, method, runs)
-        finals = []
-        if tuning is not None and tuning.best is not None:
-            keys = [Request(suite.name, method, tuning.best, seed).key for seed in suite.seeds]
-            finals = [runs[key] for key in keys if key in runs]
-        found[method] = Result(tuning, finals)
-    return found
-
-
 def curve_of(suite: Suite, runs: Runs) -> dict[int, float]:
     """AdamW's mean final loss by length, over the suites of this suite's ladder that have ended.
 
     Empty for a suite that is of one length alone.
     """
-    found: dict[int, float] = {}
     if suite.ladder is None:
-        return found
-    for other in SUITES.values():
-        if other.ladder != suite.ladder or "adamw" not in other.methods:
-            continue
-        adamw = results(other, runs)["adamw"]
-        if len(adamw.finals) == len(other.seeds):
-            found[other.steps] = float(np.mean(adamw.losses))
-    return found
+        return {}
+    suites = [x for x in SUITES.values() if x.ladder == suite.ladder]
+    found = {x.steps: ended(x, runs).get("adamw") for x in suites}
+    return {steps: float(np.mean(x.losses)) for steps, x in found.items() if x is not None}
 
 
 class Claim(NamedTuple):
@@ -178,46 +138,33 @@ def key_of(suite: str, *methods: str) -> str:
     return " ".join((suite, *sorted(methods)))
 
 
+def differences(claim: Claim, suite: str, runs: Runs) -> dict[str, Difference]:
+    """To the other methods, of those pairs that have all runs."""
+    found = results(SUITES[suite], runs)
+    there = {name for name, x in found.items() if len(x.finals) == len(SUITES[suite].seeds)}
+    others = [other for other in claim.others if {claim.method, other} <= there]
+    return {other: difference(found[claim.method].losses, found[other].losses) for other in others}
+
+
 def corrected(claims: Iterable[Claim], runs: Runs) -> dict[str, float]:
     """p-values of all comparisons of claims, after Holm's correction."""
-    ps = {}
-    for claim in claims:
-        for suite in claim.suites if claim.steps is None else ():
-            found = results(SUITES[suite], runs)
-            for other in claim.others:
-                pair = [found[name].finals for name in (claim.method, other)]
-                if all(len(finals) == len(SUITES[suite].seeds) for finals in pair):
-                    d = difference(found[claim.method].losses, found[other].losses)
-                    ps[key_of(suite, claim.method, other)] = d.p
-    return holm(ps)
-
-
-def words_of(
-    claim: Claim, suite: str, found: Mapping[str, Result], ps: Mapping[str, float]
-) -> Iterator[tuple[str, str, bool | None]]:
-    """Each other method, the difference to it, and whether the claim holds; `None`: undecided."""
-    own = found[claim.method].losses
-    for other in claim.others:
-        d = difference(own, found[other].losses)
-        p = ps[key_of(suite, claim.method, other)]
-        told = f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] to {name_of(other)}, p {p:.1g}"
-        decided = not p > 1 - CONFIDENCE  # NaN: one of the runs diverged
-        if claim.level:
-            holds: bool | None = not decided or abs(d.mean) <= LEVEL
-        else:
-            holds = (d.mean < 0) != claim.behind if decided else None
-        yield name_of(other), told, holds
+    pairs = [(claim, suite) for claim in claims if claim.steps is None for suite in claim.suites]
+    return holm(
+        {
+            key_of(suite, claim.method, other): d.p
+            for claim, suite in pairs
+            for other, d in differences(claim, suite, runs).items()
+        }
+    )
 
 
 def judged(claim: Claim, suite: str, runs: Runs, ps: Mapping[str, float]) -> tuple[str, str]:
     """The measurement, and the verdict."""
-    found = results(SUITES[suite], runs)
-    needed = (claim.method, *claim.others)
-    seeds = SUITES[suite].seeds
-    if any(len(found[name].finals) < len(seeds) for name in needed):
+    found = differences(claim, suite, runs)
+    if len(found) < len(claim.others):
         return "", "open: not all runs are there"
-    own = float(np.mean(found[claim.method].losses))
     if claim.steps is not None:
+        own = float(np.mean(results(SUITES[suite], runs)[claim.method].losses))
         steps, sign = steps_for(own, curve_of(SUITES[suite], runs))
         ratio = steps / SUITES[suite].steps
         agrees = ratio >= claim.steps
@@ -225,19 +172,21 @@ def judged(claim: Claim, suite: str, runs: Runs, ps: Mapping[str, float]) -> tup
             return f"more than {ratio:.2f} times", "open: longer runs of AdamW are missing"
         measured = f"{'more than ' if sign == '>' else ''}{ratio:.2f} times"
         return measured, "agrees" if agrees else "disagrees"
-    words = list(words_of(claim, suite, found, ps))
-    measured = "; ".join(told for _, told, _ in words)
-    verdicts = {holds for _, _, holds in words}
-    if verdicts == {True}:
-        return measured, "agrees"
-    if verdicts == {None}:
-        return measured, "undecided: within the noise of seeds"
-    kinds = {True: "agrees against", False: "disagrees against", None: "undecided against"}
-    if verdicts == {False}:
-        return measured, "disagrees"
-    parts = [
-        f"{kind} {', '.join(other for other, _, holds in words if holds is key)}"
-        for key, kind in kinds.items()
-        if key in verdicts
-    ]
-    return measured, "; ".join(parts)
+    told: list[str] = []
+    against: dict[str, list[str]] = {"agrees": [], "disagrees": [], "undecided": []}
+    for other, d in found.items():
+        p = ps[key_of(suite, claim.method, other)]
+        told.append(f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] to {name_of(other)}, p {p:.1g}")
+        decided = not p > 1 - CONFIDENCE  # NaN: one of the runs diverged
+        verdict = "undecided"
+        if claim.level:
+            verdict = "disagrees" if decided and abs(d.mean) > LEVEL else "agrees"
+        elif decided:
+            verdict = "disagrees" if (d.mean < 0) == claim.behind else "agrees"
+        against[verdict].append(name_of(other))
+    verdicts = {verdict: ", ".join(names) for verdict, names in against.items() if names}
+    if len(verdicts) > 1:
+        verdict = "; ".join(f"{verdict} against {names}" for verdict, names in verdicts.items())
+    elif against["undecided"]:
+        verdict = "undecided: within the noise of seeds"
+    return "; ".join(told), verdict

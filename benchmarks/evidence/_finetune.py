@@ -19,8 +19,8 @@ import optax
 
 import curvax
 
-from .._tasks import Task
-from ._adapters import added
+from .._training import Task, load, save
+from ._adapters import by_path
 from ._language import RECIPE, language
 from ._methods import optimizer
 
@@ -52,44 +52,27 @@ def base(sizes: Mapping[str, int], steps: int = STEPS) -> Any:
     task = language("prose", steps, **sizes)
     told = repr([sorted(sizes.items()), steps, task.sizes["text"], jax.__version__])
     path = RUNS / f"prose-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
-    tree = jax.tree.structure(jax.eval_shape(task.params, jax.random.key(0)))
     if not path.exists():
         adamw = optimizer("adamw", steps, {}, PUBLISHED)
-        leaves = jax.tree.leaves(trained(task, adamw, seed=0))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"part-{path.name}")  # a torn file never has the name
-        np.savez(part, *map(np.asarray, leaves))
-        part.rename(path)
-    with np.load(path) as stored:
-        return jax.tree.unflatten(tree, [jnp.asarray(stored[name]) for name in stored.files])
+        save(path, trained(task, adamw, seed=0))
+    return load(path, jax.eval_shape(task.params, jax.random.key(0)))
 
 
 def digest(params: Any) -> str:
     """The digest of parameters; the same base on another machine may differ by rounding."""
-    hashed = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        hashed.update(np.asarray(leaf).tobytes())
-    return hashed.hexdigest()[:16]
+    whole = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(params))
+    return hashlib.sha256(whole).hexdigest()[:16]
 
 
 def extracted(before: Any, after: Any, rank: int) -> Any:
     """`after` with the change of its matrices as `curvax.extract_adapter` gives it at a rank."""
     adapters = curvax.extract_adapter(before, after, rank=rank)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(before)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
-    changes = {}
-    for path, old in named.items():
-        name = path.removesuffix("/value")
-        if name in adapters:
-            changes[path] = (adapters[name].a @ adapters[name].b).reshape(old.shape)
-    others = jax.tree_util.tree_map_with_path(
-        lambda path, old, new: (
-            old if jax.tree_util.keystr(path, simple=True, separator="/") in changes else new
-        ),
-        before,
-        after,
-    )
-    return added(others, changes)
+
+    def one(path: str, old: jax.Array, new: jax.Array) -> jax.Array:
+        own = adapters.get(path.removesuffix("/value"))
+        return new if own is None else old + (own.a @ own.b).reshape(old.shape)
+
+    return by_path(one, before, after)
 
 
 def finetune(steps: int, first: int = STEPS, **sizes: int) -> Task:
@@ -107,8 +90,6 @@ def finetune(steps: int, first: int = STEPS, **sizes: int) -> Task:
 
     return dataclasses.replace(
         code,
-        name="finetune",
-        about=f"{code.about}, after {first} steps of prose",
         sizes={**code.sizes, "before": prose.sizes["text"], "first": first, "base": digest(before)},
         params=lambda key: jax.tree.map(jnp.copy, before),
         test=test,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .._tasks import Task, cross_entropy
+from .._training import Task, cross_entropy
 from . import _texts
 from ._gpt import GPT
 
@@ -32,17 +32,9 @@ def starts_of(length: int, steps: int, batch: int, context: int, seed: int) -> j
     return jax.random.randint(key, (steps, batch), 0, length - context)
 
 
-def language(
-    text: str,
-    steps: int,
-    batch: int = RECIPE["batch"],
-    context: int = RECIPE["context"],
-    width: int = RECIPE["width"],
-    heads: int = RECIPE["heads"],
-    depth: int = RECIPE["depth"],
-    evaluations: int = EVALUATIONS,
-) -> Task:
-    """A GPT on `prose` or `code`."""
+def language(text: str, steps: int, evaluations: int = EVALUATIONS, **sizes: int) -> Task:
+    """A GPT on `prose` or `code`, in sizes of the recipe unless others are given."""
+    batch, context, width, heads, depth = (RECIPE | sizes).values()
     corpus = _texts.read(text)
     held_out = windows_of(corpus.validation, context)
     places = jnp.arange(context + 1)
@@ -61,17 +53,11 @@ def language(
         return jax.lax.map(lambda part: loss_on(params, part), parts).mean()
 
     return Task(
-        name="language",
-        about=f"GPT with {depth} layers of width {width}, {heads} heads, context {context}; "
-        f"{steps} steps of {batch} windows of {text}",
-        unit="nats per byte",
         sizes={"text": corpus.digest, "steps": steps},
-        width=width,
         data=jnp.asarray(corpus.train),
         params=jax.jit(lambda key: nnx.state(model(key), nnx.Param)),
         batches=lambda seed: starts_of(len(corpus.train), steps, batch, context, seed),
         loss_of=lambda params, data, starts: loss_on(params, data[starts[:, None] + places]),
         evaluate=jax.jit(evaluate),
-        test=lambda params: {},
         evaluations=evaluations,
     )

@@ -147,15 +147,10 @@ def schedule_of(steps: int) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(1 / warmup, 1.0, warmup, steps, end_value=0.1)
 
 
-def is_static(value: Any) -> bool:
-    """Whether a value is part of the program: a whole number or a word."""
-    return not isinstance(value, float)
-
-
 def split(point: Point) -> tuple[Point, Point]:
-    """The constants of the program, and the arguments of its step."""
-    static = {name: value for name, value in point.items() if is_static(value)}
-    return static, {name: value for name, value in point.items() if name not in static}
+    """The constants of the program, whole numbers and words, and the arguments of its step."""
+    traced = {name: value for name, value in point.items() if isinstance(value, float)}
+    return {name: value for name, value in point.items() if name not in traced}, traced
 
 
 def decayed(params: Any) -> Any:
@@ -186,24 +181,22 @@ def optimizer(
       values: its other numbers, which may be traced.
     """
     clip, schedule = optax.clip_by_global_norm(CLIP), schedule_of(steps)
+
+    def scheduled(peak: Any) -> optax.Schedule:
+        return lambda count: peak * schedule(count)
+
     if name not in METHODS:
-        inside = {"schedule": lambda peak: lambda count: peak * schedule(count)}
-        called = eval(name, {"curvax": curvax, "optax": optax, **inside, **values})
+        inside = {"curvax": curvax, "optax": optax, "schedule": scheduled}
+        called = eval(name, {**inside, **values})
         # Learning rates multiply last, so that the schedule may come after.
         after = [] if "schedule" in name else [optax.scale_by_schedule(schedule)]
         return optax.chain(clip, called, *after)
     peak = values["rate"]
-
-    def rate(count: Any) -> Any:
-        return peak * schedule(count)
-
+    rate = scheduled(peak)
     if name in ADAM and "adam_rate" not in values:
         return optax.chain(clip, adamw(rate, peak, values, ""))
     adam_peak = values["adam_rate"]
-
-    def adam_rate(count: Any) -> Any:
-        return adam_peak * schedule(count)
-
+    adam_rate = scheduled(adam_peak)
     if name in ADAM:  # at two rates: that of matrices, and that of what is not a matrix
         direction = optax.scale_by_adam(values["b1"], values["b2"])
         others = adamw(adam_rate, adam_peak, values, "")
@@ -227,7 +220,7 @@ def optimizer(
         own["consistent_rms"] = 0.2
     if name == "record":  # with its own momentum and weights' side, and its averages around it
         made = curvax.recipes.record_46(rate, others=others)
-        made = curvax.ema_nesterov(made, lambda count: LOOKAHEAD * schedule(count))
+        made = curvax.ema_nesterov(made, scheduled(LOOKAHEAD))
         start, tau = round(steps * 2400 / 2900), steps * 150 / 2900
         return optax.chain(clip, curvax.tail_average(made, start, tau=tau, end=steps))
     if name.startswith("kl_soap"):
@@ -251,5 +244,5 @@ def optimizer(
         own["compensation"] = curvax.subspaces.optimal(weight=own.pop("compensation_scale"))
     made = getattr(curvax, METHODS[name].of or name)(rate, others=others, **own)
     if name.endswith("_ahead"):
-        made = curvax.ema_nesterov(made, lambda count: LOOKAHEAD * schedule(count))
+        made = curvax.ema_nesterov(made, scheduled(LOOKAHEAD))
     return optax.chain(clip, made)

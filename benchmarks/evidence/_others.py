@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._tasks import Task
+from .._training import Task
 
 ORDER, RANK, CONDITION = 256, 16, 1e3
 ENTRIES = 4096  # of the matrix in a batch
@@ -49,17 +49,12 @@ def factorization(steps: int) -> Task:
         return 0.5 * jnp.log10(jnp.mean((found - target) ** 2))
 
     return Task(
-        name="factorization",
-        about=f"factors of a {ORDER} × {ORDER} matrix of rank {RANK}, {ENTRIES} entries a step",
-        unit="log10 of the relative error",
         sizes={"steps": steps},
-        width=RANK,
         data=target,
         params=params,
         batches=batches,
         loss_of=loss_of,
         evaluate=jax.jit(evaluate),
-        test=lambda params: {},
         evaluations=10,
     )
 
@@ -111,17 +106,11 @@ def equation(steps: int) -> Task:
         return jax.random.key_data(jax.random.split(jax.random.key(seed), steps))
 
     return Task(
-        name="equation",
-        about=f"perceptron with {LAYERS} layers of width {WIDTH} for Poisson's equation, {POINTS} "
-        "points a step",
-        unit="log10 of the relative error",
         sizes={"steps": steps},
-        width=WIDTH,
         data=jnp.zeros(()),
         params=params,
         batches=batches,
         loss_of=loss_of,
         evaluate=jax.jit(evaluate),
-        test=lambda params: {},
         evaluations=10,
     )

@@ -7,13 +7,16 @@ spent, every method runs with the seeds, seed by seed.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import _record
+import numpy as np
+
+from .. import _lines, _record
 from ._descent import Coordinate, Point, best_of, rounded, tried
-from ._lines import IDENTITY, key_of
 from ._methods import ADAM, METHODS
 from ._suites import SUITES, TUNING_SEED, Suite
 
@@ -30,8 +33,35 @@ class Request(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its identity among the lines."""
-        return key_of(dict(zip(IDENTITY, self, strict=True)))
+        """Its identity among the lines; a second line with the same one is a duplicate."""
+        return json.dumps(self, sort_keys=True)
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Request:
+        """That of a line."""
+        return cls(*(line[name] for name in cls._fields))
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """All runs of a folder's files by identity, the first of each."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in _lines.read(path):
+            found.setdefault(Request.of(line).key, line)
+    return found
+
+
+class Lines:
+    """The files of a folder, one for every suite, for one process at a time."""
+
+    def __init__(self, folder: Path):
+        """Reads the lines that are there."""
+        self.folder, self.runs = folder, read(folder)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds a run that has ended."""
+        _lines.append(self.folder / f"{line['suite']}.jsonl", line)
+        self.runs[Request.of(line).key] = line
 
 
 class Tuning(NamedTuple):
@@ -121,42 +151,64 @@ def upcoming(suite: Suite, runs: Runs, begun: Container[str] = ()) -> Request | 
       runs: those that are there.
       begun: the identities of those that are running.
     """
-    waiting: list[tuple[int, Request]] = []
-    best: dict[str, Point] = {}
+    tunings = {method: tuning_of(suite, method, runs) for method in suite.methods}
+    known = {method: x for method, x in tunings.items() if x is not None}
+    wanted = [
+        Request(suite.name, method, known[method].next or {}, TUNING_SEED)
+        for method in sorted(known, key=lambda method: len(known[method].found))
+        if known[method].next is not None
+    ]
+    if not wanted and len(known) == len(tunings):
+        best = {method: best_of(x.found) for method, x in known.items()}
+        wanted = [Request(suite.name, x, best[x], seed) for seed in suite.seeds for x in best]
+    return next((x for x in wanted if x.key not in runs and x.key not in begun), None)
+
+
+class Result(NamedTuple):
+    """A method in a suite, as far as it has come."""
+
+    tuning: Any  # a `Tuning`, or None
+    finals: list[Mapping[str, Any]]  # lines of the seeds, in their order
+
+    @property
+    def losses(self) -> list[float]:
+        """By seed."""
+        return [loss_of(line) for line in self.finals]
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Processor time of stretches, `(seeds, stretches)`, as on the machine of the others."""
+        return np.array([np.multiply(x["cpu_seconds"], x.get("clock", 1)) for x in self.finals])
+
+    @property
+    def milliseconds(self) -> float:
+        """Processor time of a step, the median of the seeds."""
+        return 1e3 * float(np.median(self.seconds.sum(1))) / self.finals[0]["steps"][-1]
+
+
+def results(suite: Suite, runs: Runs) -> dict[str, Result]:
+    """By method; the seeds are there once the tuning has ended."""
+    found = {}
     for method in suite.methods:
         tuning = tuning_of(suite, method, runs)
-        if tuning is None:
-            continue
-        if tuning.next is None:
-            best[method] = best_of(tuning.found)
-            continue
-        request = Request(suite.name, method, tuning.next, TUNING_SEED)
-        if request.key not in begun:
-            waiting.append((len(tuning.found), request))
-    if waiting:
-        return min(waiting, key=lambda x: x[0])[1]
-    if len(best) < len(suite.methods):
-        return None
-    for seed in suite.seeds:
-        for method in suite.methods:
-            request = Request(suite.name, method, best[method], seed)
-            if request.key not in runs and request.key not in begun:
-                return request
-    return None
+        finals = []
+        if tuning is not None and tuning.best is not None:
+            keys = [Request(suite.name, method, tuning.best, seed).key for seed in suite.seeds]
+            finals = [runs[key] for key in keys if key in runs]
+        found[method] = Result(tuning, finals)
+    return found
+
+
+def ended(suite: Suite, runs: Runs) -> dict[str, Result]:
+    """The methods whose seeds have all run."""
+    found = results(suite, runs)
+    return {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
 
 
 def count(suite: Suite, runs: Runs) -> int:
     """Runs of a suite that are there and that its plan asks for."""
-    done = 0
-    for method in suite.methods:
-        tuning = tuning_of(suite, method, runs)
-        if tuning is None:
-            continue
-        done += len(tuning.found)
-        if tuning.best is not None:
-            requests = (Request(suite.name, method, tuning.best, seed) for seed in suite.seeds)
-            done += sum(request.key in runs for request in requests)
-    return done
+    found = [x for x in results(suite, runs).values() if x.tuning is not None]
+    return sum(len(x.tuning.found) + len(x.finals) for x in found)
 
 
 def status(suites: Iterable[Suite], runs: Runs) -> str:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._tasks import Task
+from .._training import Task
 from ._adapters import with_adapters
 from ._classify import classify
 from ._finetune import PUBLISHED, finetune
@@ -63,7 +63,7 @@ def recipe(name: str, steps: int, **others: Any) -> Suite:
     """nanoGPT's recipe, or a model of another size, at a length."""
     sizes, text = others.pop("sizes", {}), others.pop("text", "prose")
     make = functools.partial(language, text, **sizes)
-    return Suite(name=f"{name}-{steps}", make=make, steps=steps, ladder=name, **others)
+    return Suite(name=f"{name}-{steps}", make=make, steps=steps, **{"ladder": name, **others})
 
 
 RATE = ("rate",)
@@ -73,6 +73,7 @@ LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each famil
 SIZES = ("adamw", "muon", "soap", "racs")
 LARGEST = ("adamw", "muon", "racs")
 BATCHED = ("adamw", "muon", "soap", "racs", "alice")
+FORMED = ("adamw", "shampoo", *STORAGES, "swan", "swan_products")
 WEIGHTS = ("adamw", "muon", "soap", *SIDES, "record")
 SPHERES = tuple(name for name in WEIGHTS if name[-5:] not in ("ahead", "floor"))
 FINETUNED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
@@ -123,33 +124,9 @@ DECLARED = (
         unit="nats per signal",
     ),
     finetuned("finetune", finetune, 250, budget=7),
-    Suite(
-        name="forms-250",
-        make=functools.partial(language, "prose"),
-        steps=250,
-        budget=3,
-        methods=("adamw", "shampoo", *STORAGES, "swan", "swan_products"),
-        only=RATE,
-        after="recipe-250",
-    ),
-    Suite(
-        name="carried-250",
-        make=functools.partial(language, "prose"),
-        steps=250,
-        budget=3,
-        methods=("adamw", *RMS),
-        only=RATE,
-        after="recipe-250",
-        carried=True,
-    ),
-    Suite(
-        name="published-2000",
-        make=functools.partial(language, "prose"),
-        steps=2000,
-        budget=1,
-        methods=("adamw",),
-        fixed=PUBLISHED,
-    ),
+    retuned("forms", 250, FORMED, ladder=None),
+    retuned("carried", 250, ("adamw", *RMS), ladder=None, carried=True),
+    recipe("published", 2000, budget=1, methods=("adamw",), fixed=PUBLISHED, ladder=None),
     finetuned("classify", classify, 250, budget=5, unit="nats per image"),
     resized("batch", 125, BATCHED, sizes={"batch": 48}),
     retuned("recipe", 500, LONGER),

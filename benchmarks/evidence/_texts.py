@@ -51,11 +51,11 @@ def sources() -> list[Path]:
 def docstrings_in(source: str) -> list[ast.Constant]:
     """The docstrings of a module, of its classes and of its functions."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False):
-            found.append(node.body[0].value)  # pyright: ignore[reportAttributeAccessIssue]
-    return found
+    return [
+        node.body[0].value  # pyright: ignore[reportAttributeAccessIssue]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False)
+    ]
 
 
 def without(source: str, strings: list[ast.Constant]) -> str:

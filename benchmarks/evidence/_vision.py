@@ -16,9 +16,9 @@ import numpy as np
 from flax import nnx
 from scipy.ndimage import gaussian_filter
 
-from .._tasks import Task, cross_entropy
+from .._training import Task, cross_entropy
 
-LENGTH, CLASSES, TEMPLATE = 40, 10, 12
+LENGTH, CLASSES = 40, 10
 EXAMPLES = {"train": 40000, "validation": 1000, "test": 1000}
 CHANNELS, WINDOW, BATCH = 48, 5, 64
 TEMPLATES = np.array(
@@ -100,11 +100,7 @@ def vision(steps: int) -> Task:
         return {"accuracy": right.mean()}
 
     return Task(
-        name="vision",
-        about=f"three convolutions with {CHANNELS} channels on mnist1d, {steps} steps",
-        unit="nats per signal",
         sizes={"steps": steps, **EXAMPLES},
-        width=CHANNELS,
         data=parts["train"],
         params=jax.jit(
             lambda key: nnx.state(Network(nnx.Rngs(key)), nnx.Param)  # pyright: ignore

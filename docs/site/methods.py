@@ -112,8 +112,7 @@ def menu() -> list[dict[str, Any]]:
 def record() -> dict[str, Any]:
     """The results of the evidence's language model, by method, where all seeds have run."""
     suite = _evidence("_suites").SUITES[SUITE]
-    found = _evidence("_compare").results(suite, runs())
-    return {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
+    return _evidence("_plan").ended(suite, runs())
 
 
 def _evidence(name: str) -> Any:
@@ -124,7 +123,7 @@ def _evidence(name: str) -> Any:
 @functools.cache
 def runs() -> Any:
     """The lines of the evidence."""
-    return _evidence("_lines").read(ROOT / "benchmarks/results/evidence")
+    return _evidence("_plan").read(ROOT / "benchmarks/results/evidence")
 
 
 def loss_of(name: str) -> str:

@@ -3,6 +3,9 @@
 import functools
 import importlib
 import math
+import os
+import signal
+import time
 from typing import Any
 
 import jax
@@ -52,6 +55,24 @@ def test_rates_over_widths_are_found_and_the_first_ones_cost_what_they_cost(
         "+4.000 |" if moves else "+0.000 |",
     ]
     assert len(subject.losses(arm, 256, runs)) == (4 if moves else 3)  # no rate twice
+
+
+def test_a_measurement_that_fails_crashes_or_hangs_leaves_the_reason() -> None:
+    def ended(measure: Any, job: Any, limit: float | None = None) -> tuple[Any, bool]:
+        worker = module("_lines").Worker(measure, {})
+        found, lives = worker.ask(job, limit), worker.process.is_alive()
+        worker.end()
+        assert not worker.process.is_alive()
+        return found, lives
+
+    assert ended(float, "1.5") == (1.5, True)
+    assert ended(float, "nan") == (None, True)  # JSON has no such number
+    found, lives = ended(float, "one")
+    assert lives and found["error"].startswith("ValueError: ") and "'one'" in found["error"]
+    assert ended(os._exit, 3) == ({"error": "the process ended with 3"}, False)
+    killed = {"error": "the process ended with SIGKILL"}
+    assert ended(signal.raise_signal, signal.SIGKILL) == (killed, False)
+    assert ended(time.sleep, 60, 0.1) == (None, False)
 
 
 # Compiled programs.
@@ -236,14 +257,12 @@ unknown = curvax.soap(peak)
 def test_where_a_call_keeps_too_little_another_takes_its_place(
     monkeypatch: pytest.MonkeyPatch, losses: dict[str, float], expected: str
 ) -> None:
-    calls, compare = module("evidence._calls"), module("evidence._compare")
+    calls, Result = module("evidence._calls"), module("evidence._plan").Result
     tuned = {"adamw": 2.0, "soap": 1.5, "muon": 1.5}
-    runs = {name: compare.Result(None, [{"loss": x, "seed": 1}]) for name, x in tuned.items()}
-    own = {call: compare.Result(None, [{"loss": x, "seed": 1}]) for call, x in losses.items()}
+    runs = {name: Result(None, [{"loss": x, "seed": 1}]) for name, x in tuned.items()}
+    own = {call: Result(None, [{"loss": x, "seed": 1}]) for call, x in losses.items()}
     monkeypatch.setattr(calls, "results", lambda suite, _: runs)
-    monkeypatch.setattr(
-        calls, "result_of", lambda suite, call, _: own.get(call, compare.Result(None, []))
-    )
+    monkeypatch.setattr(calls, "result_of", lambda suite, call, _: own.get(call, Result(None, [])))
     found = calls.alternatives("code-250", {})
     assert [x.call.partition(", ")[2] for x in found.values()] == [expected] * bool(expected)
     assert [*found] == ["curvax.soap(0.01)"] * bool(expected)
@@ -329,10 +348,8 @@ LOSSES = {
 def test_verdicts_on_claims_follow_from_the_losses(
     monkeypatch: pytest.MonkeyPatch, method: str, how: dict[str, Any], expected: str
 ) -> None:
-    compare = module("evidence._compare")
-    found = {
-        name: compare.Result(None, [{"loss": x} for x in losses]) for name, losses in LOSSES.items()
-    }
+    compare, Result = module("evidence._compare"), module("evidence._plan").Result
+    found = {name: Result(None, [{"loss": x} for x in losses]) for name, losses in LOSSES.items()}
     monkeypatch.setattr(compare, "results", lambda suite, runs: found)
     monkeypatch.setattr(compare, "curve_of", lambda suite, runs: {250: 2.01, 500: 1.85, 1000: 1.75})
     claim = compare.Claim("c", ("recipe-250",), method, **how)
@@ -343,9 +360,9 @@ def test_verdicts_on_claims_follow_from_the_losses(
 def test_verdicts_of_a_table_with_many_comparisons_need_smaller_p_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compare = module("evidence._compare")
+    compare, Result = module("evidence._compare"), module("evidence._plan").Result
     losses = LOSSES | {"slight": [1.9, 2.05, 1.9, 1.94, 1.99]}
-    found = {name: compare.Result(None, [{"loss": x} for x in own]) for name, own in losses.items()}
+    found = {name: Result(None, [{"loss": x} for x in own]) for name, own in losses.items()}
     monkeypatch.setattr(compare, "results", lambda suite, runs: found)
     slight = compare.Claim("c", ("recipe-250",), "slight")
     noise = slight._replace(method="noisy", others=("adamw", "better", "worse", "slight"))

@@ -17,7 +17,6 @@ call, or of the best point of a method with other values for some of its numbers
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import optax
@@ -26,40 +25,12 @@ import curvax
 
 from .. import _record
 from . import _calls
-from ._lines import Lines, read
 from ._methods import METHODS
-from ._plan import Request, Runs, best_in, status
+from ._plan import Lines, Request, Runs, best_in, read, status
 from ._suites import SUITES, TUNING_SEED
 from ._sweep import Runner, sweep
 
 FOLDER = _record.FOLDER / "evidence"
-
-
-def parse() -> argparse.Namespace:
-    """The arguments."""
-    description, _, _ = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(description=description)
-    add = parser.add_argument
-    add("action", choices=("run", "status", "tables", "try", "calls"), help="what to do")
-    help = f"some of {', '.join(SUITES)}, separated by commas (all)"
-    add("--suites", type=_record.names(tuple(SUITES)), help=help)
-    add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
-    add("--most", type=int, help="runs after which to stop")
-    add("--workers", type=int, default=1, help="processes that train (%(default)s)")
-    add("--method", type=method, default="adamw", help="of `try`, or a call (%(default)s)")
-    add("--values", default="{}", help="of `try`: numbers and values of a method, by name")
-    add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
-    args = parser.parse_args()
-    if "(" in args.method and args.values != "{}":
-        parser.error("--values goes with the name of a method: write a call's into the call")
-    return args
-
-
-def method(text: str) -> str:
-    """The name of a method, or a call."""
-    if text not in METHODS and "(" not in text:
-        raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(METHODS)}, nor a call")
-    return text
 
 
 def tried(suite: str, method: str, values: str, seed: int, runs: Runs) -> str:
@@ -71,13 +42,28 @@ def tried(suite: str, method: str, values: str, seed: int, runs: Runs) -> str:
         request = Request(suite, method, point, seed)
     else:
         raise SystemExit(f"the tuning of {method} in {suite} has not ended")
-    line = Runner().line(request, lambda done, steps: None)
+    line = Runner().line(request)
     return f"{line['loss']:.4f} with {request.values}, seed {seed}"
 
 
 def main() -> None:
     """Runs the command of the arguments."""
-    args = parse()
+    parser = _record.parser_of(__doc__)
+    add = parser.add_argument
+    add("action", choices=("run", "status", "tables", "try", "calls"), help="what to do")
+    help = f"some of {', '.join(SUITES)}, separated by commas (all)"
+    add("--suites", type=_record.names(tuple(SUITES)), help=help)
+    add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
+    add("--most", type=int, help="runs after which to stop")
+    add("--workers", type=int, default=1, help="processes that train (%(default)s)")
+    add("--method", default="adamw", help="of `try`, or a call (%(default)s)")
+    add("--values", default="{}", help="of `try`: numbers and values of a method, by name")
+    add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
+    args = parser.parse_args()
+    if "(" not in args.method and args.method not in METHODS:
+        parser.error(f"{args.method} is none of {', '.join(METHODS)}, nor a call")
+    if "(" in args.method and args.values != "{}":
+        parser.error("--values goes with the name of a method: write a call's into the call")
     suites = [SUITES[name] for name in args.suites or SUITES]
     if args.action == "run":
         sweep(suites, Lines(args.out), args.most, args.workers)
@@ -93,7 +79,3 @@ def main() -> None:
         from ..pages import write_evidence
 
         write_evidence(args.out, suites, read(args.out))
-
-
-if __name__ == "__main__":
-    main()
