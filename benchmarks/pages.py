@@ -249,28 +249,24 @@ def rates() -> str:
     """Rates to start with; tuned ones over AdamW's, and those of the other parameters."""
 
     def ratio(suite: str, name: str, key: str = "rate") -> str:
-        if name not in SUITES[suite].methods:
+        tuned = (x for x in ("adamw", name) if x in SUITES[suite].methods)
+        points = [point for x in tuned if (point := _plan.best_in(suite, x, runs()))]
+        if len(points) < 2:
             return ""
-        adamw, own = (_plan.best_in(suite, method, runs()) for method in ("adamw", name))
-        if adamw is None or own is None or (key == "adam_rate" and takes_all(name, own)):
-            return ""
-        return cell(own[key] / adamw["rate"], ".3g")
+        adamw, own = points
+        default = inspect.signature(getattr(curvax, name)).parameters["matrices"].default
+        without_others = key == "adam_rate" and own.get("everything", default == "all")
+        return "" if without_others else cell(own[key] / adamw["rate"], ".3g")
 
     rows = []
-    for name in dict.fromkeys([*SUITES[RECIPE].methods, *NAMES]):
+    for name in (x for x in dict.fromkeys([*SUITES[RECIPE].methods, *NAMES]) if x in NAMES):
         times = ratio(RECIPE, name)
-        if name in NAMES and (times or name in STARTS):
+        if times or name in STARTS:
             first = STARTS.get(name, f"{times} × `rate`")
             others = ratio(RECIPE, name, "adam_rate")
             rows.append([name_of(name), first, times, others, ratio(VISION, name)])
     titles = ["method", "start with", "language model", "there, others", "signals"]
     return f"{table(titles, rows)}\n\n{origin(RECIPE, VISION)}"
-
-
-def takes_all(name: str, point: Mapping[str, Any]) -> bool:
-    """Whether all parameters are matrices of a method, at a point of its tuning."""
-    default = inspect.signature(getattr(curvax, name)).parameters["matrices"].default
-    return bool(point.get("everything", default == "all"))
 
 
 # As published.
@@ -488,21 +484,15 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def pages() -> Iterator[tuple[Path, str, str]]:
-    """Every page: its path, its text, and the text that the results ask for."""
-    for path in PAGES:
-        text = path.read_text()
-        yield path, text, PLACE.sub(lambda m: f"{m[1]}{m[2]}\n{TABLES[m[1]]()}\n\n", text)
-
-
 def main() -> None:
     """Writes the pages, or tells whether they match the results."""
     parser = _record.parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
-    args = parser.parse_args()
-    wrong = [*wrong_formulas()]
-    for path, text, wanted in pages():
-        if text != wanted and args.check:
+    check, wrong = parser.parse_args().check, [*wrong_formulas()]
+    for path in PAGES:
+        text = path.read_text()
+        wanted = PLACE.sub(lambda m: f"{m[1]}{m[2]}\n{TABLES[m[1]]()}\n\n", text)
+        if text != wanted and check:
             wrong.append(f"{path.relative_to(ROOT)}: run `python -m benchmarks pages`")
         elif text != wanted:
             path.write_text(wanted)
