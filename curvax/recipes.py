@@ -205,8 +205,10 @@ def record_46(*, b1: Any, b2: Any, b3: Any, gate: TrustGate | None, method: Any)
     nesterov = momentum(b1, nesterov=True)
     after_first: Any = lambda step: step > 0  # noqa: E731
     soap = optax.conditionally_transform(moment_ratio(0.0, b2), after_first)
-    directed = optax.chain(nesterov, blend(optax.identity(), soap, (0.0, 1.0)))
-    if gate is not None:
-        directed = blend(nesterov, directed, gate)
+    as_long = blend(optax.identity(), soap, (0.0, 1.0))
+    if gate is None:
+        directed = optax.chain(nesterov, as_long)
+    else:
+        directed = blend(optax.identity(), as_long, gate, shared=nesterov)
     in_bases = in_eigenbasis(directed, b3=b3, refresh=every(1), method="qr", lagged=True)
     return optax.chain(in_bases, orthogonalize(method), scale_by_shape())

@@ -59,10 +59,12 @@ def test_trajectories_equal_the_transcription(form: str, weights: tuple[float, f
     assert_follows(Case(ours(momentum, MUON, weights), theirs, HARD, 2 * AMPLIFIED))
 
 
-def test_what_both_share_is_kept_once_before_the_blend() -> None:
+POLAR = curvax.orthogonalize(curvax.polar.newton_schulz(3, eps=0.0))
+
+
+def test_what_both_share_is_kept_once() -> None:
     momentum = curvax.momentum(0.9)
-    polar = curvax.orthogonalize(curvax.polar.newton_schulz(3, eps=0.0))
-    shared = optax.chain(momentum, curvax.blend(optax.identity(), polar, (0.3, 0.7)))
+    shared = curvax.blend(optax.identity(), POLAR, (0.3, 0.7), shared=momentum)
     theirs = functools.partial(blended, weights=(0.3, 0.7))
     assert_follows(Case(shared, theirs, ONE, 2 * AMPLIFIED))
     sizes = [
@@ -96,7 +98,10 @@ def test_the_trust_gate_follows_the_transcription(floor_end: int, fade_end: int)
     highest = np.where(t < fade_end, 0.85, 1.0)
     bounds = {"lowest": lowest, "highest": highest} if fade_end > 0 else {}
     bounds = {name: scheduled(values) for name, values in bounds.items()}
-    ours = curvax.blend(curvax.momentum(0.9), MUON, curvax.trust_gate(**bounds))
+    gate, momentum = curvax.trust_gate(**bounds), curvax.momentum(0.9)
+    ours = curvax.blend(momentum, MUON, gate)
+    if not bounds:  # with the momentum once; the gate compares with the gradient all the same
+        ours = curvax.blend(optax.identity(), POLAR, gate, shared=momentum)
     theirs = functools.partial(gated, floor_end=floor_end, fade_end=fade_end)
     assert_follows(Case(ours, theirs, ONE, 4 * AMPLIFIED))
 
@@ -130,7 +135,7 @@ def test_a_blend_within_an_eigenbasis_is_one_outside_it() -> None:
     """Rotations change neither sums nor Schatten norms."""
     nesterov, ratio = curvax.momentum(0.9, nesterov=True), curvax.moment_ratio(0.0, 0.9)
     in_basis = functools.partial(curvax.in_eigenbasis, refresh=curvax.every(3), method="eigh")
-    inside = in_basis(optax.chain(nesterov, curvax.blend(optax.identity(), ratio, (0.3, 0.7))))
+    inside = in_basis(curvax.blend(optax.identity(), ratio, (0.3, 0.7), shared=nesterov))
     outside = curvax.blend(nesterov, in_basis(optax.chain(nesterov, ratio)), (0.3, 0.7))
     draw = np.random.default_rng(0)
     with jax.enable_x64(True):

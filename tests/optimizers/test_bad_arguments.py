@@ -85,8 +85,8 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {  # by arguments: bad values, par
     # Their errors are in other tests.
     "a after axis axis_name bases before description direction family first hyperparam_dtype": NONE,
     "layers length mask memory_kind mesh mesh_axis momentum optimizer params path rule": NONE,
-    "rule_arguments said_by second size start state static_args unsigned weight_decay_mask": NONE,
-    "weight_dimension_numbers where xs": NONE,
+    "rule_arguments said_by second shared size start state static_args unsigned": NONE,
+    "weight_decay_mask weight_dimension_numbers where xs": NONE,
 }
 TREE = {"kernel": np.ones((4, 4), np.float32)}
 NEEDED: dict[str, Any] = {  # arguments without a default
@@ -314,6 +314,7 @@ quantize_state(optax.adam(0.1), block=5) -> block | 5 | even
 packed(bases='bfloat16') -> bases | 'bfloat16' | curvax.dense()
 cautious_updates('muon') -> direction | 'muon'
 blend('muon', momentum(), (1, 1)) -> first | 'muon'
+blend(momentum(), momentum(), (1, 1), shared='muon') -> shared | 'muon'
 blend(momentum(), momentum(), (0.5, jnp.inf)) -> weights[1] | inf
 blend(momentum(), momentum(), trust_gate) ->
     weights | the function trust_gate; call it: curvax.trust_gate()

@@ -250,7 +250,7 @@ OF_PARTS: dict[str, dict[str, Any]] = {
     "products": {"step": "float32", "statistics": "bf16x6", "refresh": "bf16x3"},
     **dict.fromkeys(("quantized", "cholesky"), CODED),
     "packed": {**CODED, "bits": 6, "bases": curvax.dense()},
-    "blend": {"first": SECOND, "second": FIRST, "weights": (0.5, 1.0)},
+    "blend": {"first": SECOND, "second": FIRST, "weights": (0.5, 1.0), "shared": FIRST},
     "in_eigenbasis": {**LONGER, "divide": Other(True, {"statistics": "kl"}), "method": "rotations"},
     "precondition": {**LONGER, "method": "rotations"},
     "in_subspace": {**LONGER, "basis": subspaces.svd(), "compensation": "fira", "seed": 7},

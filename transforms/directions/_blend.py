@@ -17,14 +17,13 @@ $$g = \mathrm{clip}\Big(\frac{\cos(S, A) - c}{1 - c}\Big)\,
 matrix by matrix, for the gradient $G$ that reaches the blend, each factor clipped to [0, 1]: $S$ is
 trusted as far as it agrees with $A$, and goes along the gradient as far as $A$ does.
 
-*What both share* goes before the blend, so that it is computed and stored once:
-`optax.chain(shared, blend(optax.identity(), rest, weights))`. Eigenbases change neither sums nor
+*What both share*, such as a momentum, is `shared`, so that it is computed and stored once. Then $A$
+and $S$ are of what it gives, and $G$ is still the gradient. Eigenbases change neither sums nor
 lengths: a blend within `in_eigenbasis` is one of directions outside that shares the basis' moments.
-A gate needs the gradient itself, so that a momentum of both stays inside both and is stored twice.
 
 *Numerics.* float32 at least, for entries from 1e-30 to 1e30. A sum that is zero stays zero. *Cost*:
-two Gram matrices of the smaller side, `2m²n` FLOPs each for `m ≤ n`. *State*: that of both and a
-counter.
+two Gram matrices of the smaller side, `2m²n` FLOPs each for `m ≤ n`. *State*: that of all parts and
+a counter.
 """
 
 from __future__ import annotations
@@ -49,6 +48,7 @@ class BlendState(NamedTuple):
     """State of `blend`."""
 
     count: jax.Array  # t, int32 scalar
+    shared: Any
     first: Any
     second: Any
 
@@ -107,6 +107,7 @@ def blend(
     second: optax.GradientTransformation,
     weights: Weights,
     *,
+    shared: optax.GradientTransformation | None = None,
     length: str = "first",
 ) -> optax.GradientTransformationExtraArgs:
     """Adds two directions of the same gradient; the module's docstring has the formulas.
@@ -116,10 +117,11 @@ def blend(
       second: another one, S.
       weights: w₁ and w₂, numbers of any sign or schedules from step 0 on; or `trust_gate()`, which
         sets them for each matrix.
+      shared: runs in front of both directions, once; `None` is nothing.
       length: "first" gives the sum the Schatten 4-norm of A; "sum" leaves it its own.
 
     Returns:
-      A transformation on batches of matrices `(..., m, n)`; extra arguments reach both directions.
+      A transformation on batches of matrices `(..., m, n)`; extra arguments reach all parts.
 
     Raises:
       ValueError: if an argument is not allowed, or if a direction changes the shape of its
@@ -129,7 +131,12 @@ def blend(
       >>> import curvax, optax
       >>> both = curvax.blend(curvax.scale_by_asgo(), curvax.scale_by_muon(), (0.5, 0.5))
       >>> optimizer = curvax.assemble(both, 0.01)
+      >>> soap = curvax.in_eigenbasis(curvax.moment_ratio(0.0, 0.9), refresh=curvax.every(10))
+      >>> nesterov = curvax.momentum(0.95, nesterov=True)
+      >>> once = curvax.blend(optax.identity(), soap, curvax.trust_gate(), shared=nesterov)
     """
+    before = optax.identity() if shared is None else shared
+    before = as_transformation("shared", before)
     parts = as_transformation("first", first), as_transformation("second", second)
     gated = isinstance(weights, TrustGate)
     if not gated and (not isinstance(weights, (tuple, list)) or len(weights) != 2):
@@ -142,14 +149,15 @@ def blend(
 
     def init(params: Any) -> BlendState:
         check_matrices(params, "blend")
-        states = [part.init(params) for part in parts]
-        for part, part_state in zip(parts, states, strict=True):
+        states = [part.init(params) for part in (before, *parts)]
+        for part, part_state in zip((before, *parts), states, strict=True):
             check_directions("blend", part, params, part_state, params)
         return BlendState(jnp.zeros([], jnp.int32), *states)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        given, first_state = before.update(updates, state.shared, params, **extra_args)
         results = [
-            part.update(updates, part_state, params, **extra_args)
+            part.update(given, part_state, params, **extra_args)
             for part, part_state in zip(parts, (state.first, state.second), strict=True)
         ]
         directions, states = zip(*results, strict=True)
@@ -167,7 +175,7 @@ def blend(
             return summed.astype(pair[0].dtype)
 
         blends = jax.tree.map(blended, updates, *directions)
-        return blends, BlendState(next_step(state.count), *states)
+        return blends, BlendState(next_step(state.count), first_state, *states)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
