@@ -17,10 +17,6 @@ from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes
 from ._parameters import Parameter
 from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, axes_of, heads_come_first, with_layers
 
-EVIDENT, ASSUMED, ONLY_EVIDENT, ONLY_ASSUMED = "evident", "assumed", "only evident", "only assumed"
-"""Stacks of layers: where a bias or norms say so, or also without; "only" if one layer alone is not
-of the entry."""
-
 
 class Entry(NamedTuple):
     """The treatment of a parameter, if its path and the number of its axes fit."""
@@ -29,7 +25,8 @@ class Entry(NamedTuple):
     axes: MatrixAxes | str | Callable[[int], MatrixAxes]  # a string says why it is not a matrix
     ndims: tuple[int, ...]  # of one layer
     fits: Callable[[Parameter], bool | None] = lambda p: True  # None asks
-    stacks: str = EVIDENT
+    assumed: bool = False  # whether layers may be stacked where no bias and no norms say so
+    alone: bool = True  # whether one layer alone is of the entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Family:
         layout, inputs = entry.axes, p.inputs_by_bias
         # The height of a kernel may be the number of layers elsewhere by chance.
         evident = p.layer_axes(near=callable(layout))
-        alone = p.ndim in entry.ndims and not entry.stacks.startswith("only")
+        alone = p.ndim in entry.ndims and entry.alone
         of_layers = [0, 1, *evident - {0, 1}] if p.ndim - 1 in entry.ndims else []
         allowed: dict[int | None, MatrixAxes] = {}
         for place in ([None] if alone else []) + of_layers:
@@ -86,7 +83,7 @@ class Family:
         elif evident and p.bias is None:
             places = {*evident}
         else:
-            places = {None, *([self.layers or 0] if entry.stacks.endswith("assumed") else [])}
+            places = {None, *([self.layers or 0] if entry.assumed else [])}
         certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
         return {place: axes for place, axes in allowed.items() if place in (certain or places)}
 
@@ -171,16 +168,16 @@ def _kernel(output: int) -> Callable[[int], MatrixAxes]:
 _ATTENTION = r".*(attention|attn)\w*"
 _FLAX = (
     # Gemma's; keys and values, or all three, are side by side on the first axis.
-    Entry(r"(.*/)?q_einsum/(kernel|w)", HEADS_FIRST, (3,), stacks=ASSUMED),
-    Entry(r"(.*/)?q?kv_einsum/(kernel|w)", HEADS_FIRST, (4,), stacks=ASSUMED),
-    Entry(r"(.*/)?attn_vec_einsum/(kernel|w)", FROM_HEADS, (3,), stacks=ASSUMED),
-    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, ASSUMED),
-    Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), stacks=ASSUMED),
+    Entry(r"(.*/)?q_einsum/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
+    Entry(r"(.*/)?q?kv_einsum/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
+    Entry(r"(.*/)?attn_vec_einsum/(kernel|w)", FROM_HEADS, (3,), assumed=True),
+    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, assumed=True),
+    Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), assumed=True),
     Entry(r".*/kernel", _IN_OUT, (4, 5), _has_bias_of_each),
     Entry(r".*conv_?local\w*/kernel", _IN_OUT, (3, 4, 5)),
     Entry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
     Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _is_matrix),
-    Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and _heads_last(p), stacks=ONLY_EVIDENT),
+    Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and _heads_last(p), alone=False),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)
@@ -188,9 +185,9 @@ _STACK = r".*layer_stack.*/w"
 HAIKU = Family(
     "haiku",
     (
-        Entry(_STACK, _IN_OUT, (2,), stacks=ONLY_ASSUMED),
-        Entry(_STACK, _kernel(-2), (3, 4, 5), _is_transposed_conv, ONLY_ASSUMED),
-        Entry(_STACK, _kernel(-1), (3, 4, 5), _is_conv, ONLY_ASSUMED),
+        Entry(_STACK, _IN_OUT, (2,), assumed=True, alone=False),
+        Entry(_STACK, _kernel(-2), (3, 4, 5), _is_transposed_conv, assumed=True, alone=False),
+        Entry(_STACK, _kernel(-1), (3, 4, 5), _is_conv, assumed=True, alone=False),
         Entry(r".*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv),
         Entry(r".*/w", _kernel(-1), (3, 4, 5), _is_conv),
     ),
@@ -201,8 +198,8 @@ EQUINOX = Family(
     (
         Entry(r"(.*/)?weight", _kernel(0), (3,), _equinox_conv),
         Entry(r"(.*/)?weight", _kernel(0), (4, 5), _is_matrix),
-        Entry(r"(.*/)?weight_[ih]h", _OUT_IN, (2,), stacks=ASSUMED),
-        Entry(r"(.*/)?weight", _OUT_IN, (2,), lambda p: p.is_named, stacks=ONLY_EVIDENT),
+        Entry(r"(.*/)?weight_[ih]h", _OUT_IN, (2,), assumed=True),
+        Entry(r"(.*/)?weight", _OUT_IN, (2,), lambda p: p.is_named, alone=False),
     ),
 )
 _EXPERTS = r"(.*[/_.])?experts?[/_.].*"
@@ -221,15 +218,15 @@ _PARTS = "query|key|value|wq_b|wkv_b|wkv|qkv_proj|[qkv]_proj|gate_proj"
 MAXTEXT = Family(
     "maxtext",
     (
-        Entry(r".*MoeBlock\w*/(wi(_\d)?|wo)", _IN_OUT, (3,), stacks=ASSUMED),
+        Entry(r".*MoeBlock\w*/(wi(_\d)?|wo)", _IN_OUT, (3,), assumed=True),
         Entry(r".*\w*conv/kernel", "convolution of a sequence", (3, 4)),
-        Entry(r".*mhc\w*/(pre|post|res)_alpha", _ENDS, (2,), stacks=ASSUMED),
-        Entry(r".*compressor/(.*/)?position_bias", _ENDS, (2,), stacks=ASSUMED),
+        Entry(r".*mhc\w*/(pre|post|res)_alpha", _ENDS, (2,), assumed=True),
+        Entry(r".*compressor/(.*/)?position_bias", _ENDS, (2,), assumed=True),
         # (groups, layers, in, out)
-        Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), stacks=ASSUMED),
-        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), stacks=ASSUMED),
-        Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), stacks=ASSUMED),
-        Entry(r".*/kernel", _IN_OUT, (2,), lambda p: p.is_scanned, stacks=ONLY_ASSUMED),
+        Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), assumed=True),
+        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), assumed=True),
+        Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), assumed=True),
+        Entry(r".*/kernel", _IN_OUT, (2,), lambda p: p.is_scanned, assumed=True, alone=False),
     ),
     layers=1,
 )
