@@ -75,7 +75,6 @@ LARGEST = ("adamw", "muon", "racs")
 BATCHED = ("adamw", "muon", "soap", "racs", "alice")
 FORMED = ("adamw", "shampoo", *STORAGES, "swan", "swan_products")
 WEIGHTS = ("adamw", "muon", "soap", *SIDES, "record")
-SPHERES = tuple(name for name in WEIGHTS if name[-5:] not in ("ahead", "floor"))
 FINETUNED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
 
 
@@ -138,8 +137,8 @@ DECLARED = (
     *(resized("code", steps, SIZES, text="code") for steps in (125, 250, 500)),
     resized("code", 1000, ("adamw",), text="code"),
     retuned("weights", 250, WEIGHTS, budget=6),
-    retuned("weights", 1000, SPHERES, budget=3, after="weights-250"),
-    retuned("weights-large", 80, SPHERES, budget=3, after="weights-250", sizes=LARGE),
+    retuned("weights", 1000, WEIGHTS, budget=3, after="weights-250"),
+    retuned("weights-large", 80, WEIGHTS, budget=3, after="weights-250", sizes=LARGE),
     relative("equation", equation, rank=16, budget=8, last=2),
 )
 SUITES = {suite.name: suite for suite in DECLARED}
