@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ def recorded(path: Path, kind: Any) -> dict[Any, dict[str, Any]]:
 
 
 class Worker:
-    """A process that measures one job after the other, and that may be killed at any moment.
+    """A process that measures one job after the other, and that ends with this one.
 
     Args:
       measure: the measurement of a job, whose errors are measurements too.
@@ -88,6 +89,8 @@ class Worker:
 
 def _answer(measure: Callable[[Any], dict[str, Any]], pipe: Any) -> None:
     os.setsid()
+    parent: Any = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os.killpg(0, 9)), daemon=True).start()
     with contextlib.suppress(EOFError):  # the other end is closed
         while True:
             job = pipe.recv()
