@@ -106,10 +106,7 @@ class SideRule(abc.ABC):
 
     @abc.abstractmethod
     def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
-        """What a `Factor` has at first, beside its statistic and its counters.
-
-        What is stored is that of a single matrix.
-        """
+        """A first `Factor` beside its statistic and counters, with stored forms of one matrix."""
 
     @abc.abstractmethod
     def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:

@@ -47,7 +47,7 @@ from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._bases import BasisRule, InverseRoots
-from ._factor import Factor
+from ._factor import Factor, Pair
 from ._methods import ROOT_METHODS, BasisMethod, RefreshMethod, StoredRoots, check_steps
 from ._roots import RootRule
 
@@ -185,8 +185,8 @@ def precondition(
         else:
             due = count % statistics_every == 0
             factors = at_most_once(accumulate, due, source, factors)
-        due = count - warmup_steps
-        factors, momentum_state, (m,) = rule.refreshed_with(g, factors, momentum_state, due, m)
+        since = count - warmup_steps
+        factors, momentum_state, (m,) = rule.refreshed_with(g, factors, momentum_state, since, m)
         direction = rule.directed(m, factors, count).astype(g.dtype)
         if limit:
             direction = _limited(direction, factors, b2, whiten)
@@ -197,12 +197,7 @@ def precondition(
     return each_array("precondition", init, update)
 
 
-def _limited(
-    direction: jax.Array,
-    factors: tuple[Factor | None, ...],
-    b2: jax.typing.ArrayLike | None,
-    whiten: bool,
-) -> jax.Array:
+def _limited(direction: jax.Array, factors: Pair, b2: Any, whiten: bool) -> jax.Array:
     """Directions, shortened to the bound where a factor has a root."""
     square: Any = min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)
     if whiten:
