@@ -58,6 +58,17 @@ def counted(start: Any, step: Any) -> Any:
     return lambda g: jax.lax.scan(step, start, g)[1]
 
 
+def halved_in_rounds(f: Any) -> Any:
+    """Each layer halved as often as its index says, by a loop inside of a map or a batch."""
+    rounds = lambda x, i: jax.lax.fori_loop(0, i + 1, lambda _, x: x / 2, x)  # noqa: E731
+    return lambda g: f(lambda given: rounds(*given))((g, jnp.arange(len(g))))
+
+
+def halved_until(number: Any) -> Any:
+    """Halved so often, by a loop that knows the number or not."""
+    return lambda g: jax.lax.fori_loop(0, number(g), lambda _, x: x / 2, g)
+
+
 def chosen(layer: Any, i: Any) -> Any:
     return jax.lax.switch(i % 2, [lambda x: x, lambda x: 2 * x], layer)
 
@@ -110,6 +121,13 @@ ALONG_LAYERS = {
     "a branch for each": each(chosen),
     "the index of a loop": each(lambda x, i: x * (i + 1)),
     "its place by size": of_its_place,
+    "rounds by the index in a batch": halved_in_rounds(jax.vmap),
+    "rounds by the index in a map": halved_in_rounds(lambda f: lambda given: jax.lax.map(f, given)),
+    "as many rounds as layers": halved_until(len),
+    "a rate for each layer of all": lambda g: jax.lax.scan(
+        lambda x, rate: (rate * x, None), g, jnp.full(len(g), 0.9)
+    )[0],
+    "the number as a power": lambda g: g ** len(g),
 }
 unit_of_each = jax.vmap(unit)
 APART = {
@@ -125,6 +143,7 @@ APART = {
     "loops of a batch": jax.vmap(shrunk),
     "slices in turn": each(lambda x, i: unit(x)),
     "a counter that nothing needs": counted(0.0, lambda c, x: (c + 1, unit(x))),
+    "rounds": halved_until(lambda g: 5),
     "largest": lambda g: jnp.where(g >= jax.lax.top_k(g, 2)[0][..., -1:], g, 0),
     "a permutation": lambda g: g[:, jnp.arange(g.shape[1])[::-1]],
     "places": jax.vmap(lambda x: x.at[jnp.argmax(x[..., 0])].add(1.0)),

@@ -122,12 +122,14 @@ def _program(
 def _numbers(jaxpr: Any) -> set[str]:
     """The floating numbers in a program, as text, because NaN is not equal to itself.
 
-    Their order may depend on the number of layers, as GPUs refresh several matrices at once.
+    With powers and numbers of leading entries. Their order may depend on the number of layers, as
+    GPUs refresh several matrices at once.
     """
     numbers: set[str] = set()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         values = [x.val for x in equation.invars if hasattr(x, "val")]
         numbers |= {repr(float(x)) for x in values if _is_real(x)}
+        numbers |= {f"{x}={y}" for x, y in equation.params.items() if x in ("k", "y")}
         numbers |= set().union(*map(_numbers, _jaxprs_in(equation.params)))
     return numbers
 
@@ -208,6 +210,13 @@ class _Dependences:
             for x in body.outvars
         ]
         return not all(selected)
+
+    def _rounds_follow_layers(self, equation: Any, kinds: list[int], slices: list[int]) -> bool:
+        """Whether the number of rounds depends on the index or the number of layers."""
+        if length := equation.params.get("length"):
+            return length % self.number == 0 and max(slices, default=NOTHING) < LAYER
+        (condition,) = _jaxprs_in({"cond": equation.params["cond_jaxpr"]})
+        return self.results(condition, kinds) == [INDEX]
 
     def _has_layers(self, kind: Any) -> bool:
         return kind.size % self.number == 0
@@ -313,6 +322,8 @@ class _Dependences:
             before = body.invars[len(constants) :]
             pairs = zip(carry, before, body.outvars, strict=False)
             carry = [INDEX if d == NOTHING and x is not y else d for d, x, y in pairs]
+        elif self._rounds_follow_layers(equation, [*of_condition, *carry], slices):
+            return [MIXED if _is_floating(x) else INDEX for x in equation.outvars]
         while True:
             results = self.results(body, [*constants, *carry, *slices])
             if turns:  # a number that goes on from layer to layer
