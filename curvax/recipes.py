@@ -157,10 +157,10 @@ def one_sided_shampoo(*, b1: Any, refresh: Any, **settings: Any) -> Any:
     return optax.chain(preconditioned, normalize_matrices(0.2))
 
 
-@recipe(b1=0.9, scale=1.0)
-def lars(*, b1: Any, scale: Any) -> Any:
+@recipe(b1=0.9, scale=1.0, min_rms=1e-3)
+def lars(*, b1: Any, scale: Any, min_rms: Any) -> Any:
     """Momentum with the norm of the weights (Gong et al., arXiv:2502.07752, Eq. 34)."""
-    return optax.chain(momentum(b1), scale_by_weight_norm(scale))
+    return optax.chain(momentum(b1), scale_by_weight_norm(scale, min_rms=min_rms))
 
 
 @recipe(lambda decay: weights.hyperball(), b1=0.95, method="newton_schulz")

@@ -196,7 +196,7 @@ RULES: dict[str, Rule] = {
         (Number("[0, inf)", scheduled=True), "learning_rate adam_learning_rate ema_nesterov.beta"),
         (Number("[0, inf)", scheduled=True), "weight_decay"),
         (Number("[0, inf)"), "decay.weight_decay add_cautious_decay.weight_decay eps initial"),
-        (Number("[0, inf)"), "scale weight residual inward min_norm rounding_floor"),
+        (Number("[0, inf)"), "scale weight residual inward min_rms rounding_floor"),
         (Number("[0, inf)"), "below_norm.threshold"),
         (Number("(0, inf)"), "beta coefficient consistent_rms max_norm normalize_matrices.length"),
         (Number("(0, inf)"), "outward rms share cholesky.eps packed.eps clip_logits.threshold"),

@@ -49,15 +49,22 @@ def test_each_matrix_of_a_batch_follows_its_own_weights():
     assert np.array_equal(zero, d)
 
 
-def test_weights_of_zero_move_as_weights_of_the_least_norm_do():
+def test_weights_of_zero_move_as_weights_of_the_least_length_do():
     """LoRA's second factor; without one, the first step is the direction and the next ones tiny."""
-    part = curvax.scale_by_weight_norm(0.5, min_norm=2.0)
     d = GRADIENTS[0]["a"]["kernel"]
+    part = curvax.scale_by_weight_norm(0.5, min_rms=2.0 / d.size**0.5)
     for scale in (0, 1e-3, 3):
         w = np.float32(scale) * PARAMS["a"]["kernel"]
         found, _ = part.update(d, part.init(w), w)
         length = 0.5 * max(2.0, np.linalg.norm(w))
         assert_close(found, d * (length / np.linalg.norm(d)), 8)
+
+
+def test_the_recipe_leaves_zero_however_small_gradients_are():
+    optimizer, w = curvax.recipes.lars(0.01, b1=0.0), {"a": {"kernel": np.zeros((6, 8), "f")}}
+    gradient = jax.tree.map(lambda x: x + np.float32(1e-9), w)
+    weights = train(optimizer, w, [gradient] * 20)[-1]
+    assert_close(weights["a"]["kernel"], np.full((6, 8), -20 * 0.01 * 1e-3, "f"), 64)
 
 
 def test_an_update_of_zero_moves_no_weight_by_rounding():

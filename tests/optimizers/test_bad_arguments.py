@@ -33,7 +33,7 @@ RANGES = {
     "(0, 1]": "mu_y",
     "(0, 1)": "lower",
     "[-1, 1)": "min_agree",
-    "[0, inf)": "eps initial inward min_norm residual rounding_floor scale weight learning_rate "
+    "[0, inf)": "eps initial inward min_rms residual rounding_floor scale weight learning_rate "
     "adam_learning_rate weight_decay decay.weight_decay add_cautious_decay.weight_decay "
     "below_norm.threshold ema_nesterov.beta",
     "(0, inf)": "beta coefficient consistent_rms max_norm outward rms share cholesky.eps "

@@ -17,6 +17,7 @@ A direction may have any scale. Kept norms drift by rounding only. *Cost*: two p
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ def scale_by_weight_norm(
     coefficient: jax.typing.ArrayLike = 1.0,
     *,
     eps: jax.typing.ArrayLike = 0.0,
-    min_norm: jax.typing.ArrayLike = 0.0,
+    min_rms: jax.typing.ArrayLike = 0.0,
 ) -> optax.GradientTransformation:
     """Gives each matrix of a direction `coefficient` times the norm of its weights.
 
@@ -44,9 +45,9 @@ def scale_by_weight_norm(
     Args:
       coefficient: c.
       eps: added to the norm of the direction.
-      min_norm: shorter weights count as this long. With 0, weights of zero take the direction as it
-        is, as in `optax.lars`. They grow from there by a factor of `1 + rate` per step: for
-        matrices that start at zero, such as LoRA's `B`, give the norm of a typical matrix.
+      min_rms: weights of a smaller root mean square count as this large; Adafactor has 1e-3. With
+        0, weights of zero take the direction as it is, as in `optax.lars`, and grow from there by a
+        factor of `1 + rate` per step: matrices that start at zero, such as LoRA's `B`, stand still.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)` that needs parameters.
@@ -57,7 +58,8 @@ def scale_by_weight_norm(
     """
 
     def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
-        return long_as(x, jnp.maximum(lengths(w), min_norm), coefficient, eps)
+        least = min_rms * math.sqrt(w.shape[-2] * w.shape[-1])
+        return long_as(x, jnp.maximum(lengths(w), least), coefficient, eps)
 
     return per_matrix("scale_by_weight_norm", scaled, weights=True)
 
