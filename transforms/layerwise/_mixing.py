@@ -213,8 +213,9 @@ class _Dependences:
 
     def _rounds_follow_layers(self, equation: Any, kinds: list[int], slices: list[int]) -> bool:
         """Whether the number of rounds depends on the index or the number of layers."""
-        if length := equation.params.get("length"):
-            return length % self.number == 0 and max(slices, default=NOTHING) < LAYER
+        length = equation.params.get("length")  # of a scan
+        if length is not None:
+            return length > 0 and length % self.number == 0 and max(slices, default=NOTHING) < LAYER
         (condition,) = _jaxprs_in({"cond": equation.params["cond_jaxpr"]})
         return self.results(condition, kinds) == [INDEX]
 
