@@ -279,7 +279,12 @@ FIRST = {
     "asgo": functools.partial(curvax.asgo, b2=B, refresh=1),
     "foam": functools.partial(curvax.foam, **ROOTED),
     "dr_shampoo": functools.partial(curvax.dr_shampoo, **ROOTED),
+    "shampoo": functools.partial(
+        curvax.shampoo, b2=B, refresh=1, eps=1e-6, initial=0.0, graft=None, base=None
+    ),
     "soap": functools.partial(curvax.soap, b3=B, refresh=1),
+    "soap, at every third step": functools.partial(curvax.soap, b3=B, refresh=3),
+    "eigen_adam": functools.partial(curvax.eigen_adam, b3=B, refresh=1, side="both"),
     "kl_shampoo": functools.partial(curvax.kl_shampoo, b2=B, refresh=1),
 }
 
@@ -358,7 +363,7 @@ def _assert_averages(name: str, gradients: np.ndarray, factors: list[Any]) -> No
             assert np.abs(rounds[t] - exact).max() <= (2e-5 + defect) * np.linalg.norm(exact, 2)
 
 
-@pytest.mark.parametrize(("name", "first"), cells(FIRST, BEGIN, of=4))
+@pytest.mark.parametrize(("name", "first"), cells(FIRST, BEGIN, of=6))
 def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -> None:
     gradients = _hard(first)
     directions, factors = _run(name, gradients)
@@ -372,7 +377,7 @@ def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -
 
 @pytest.mark.parametrize(
     ("name", "rank", "changes"),
-    cells(["asgo", "foam", "dr_shampoo", "soap"], [3, 1], [True, False], of=4),
+    cells([x for x in FIRST if x != "kl_shampoo"], [3, 1], [True, False], of=7),
 )
 def test_statistics_of_low_rank_are_averages(name: str, rank: int, changes: bool) -> None:
     """Also where their range changes, and a null space becomes a part of it."""
