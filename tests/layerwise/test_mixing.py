@@ -73,6 +73,30 @@ def chosen(layer: Any, i: Any) -> Any:
     return jax.lax.switch(i % 2, [lambda x: x, lambda x: 2 * x], layer)
 
 
+def counting(f: Any) -> optax.GradientTransformation:
+    """`f(g, count)`, with the number of steps."""
+
+    def update(g: Any, count: Any, params: Any = None) -> Any:
+        return jax.tree.map(lambda x: f(x, count), g), count + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros([], jnp.int32), update)
+
+
+def counted_by(number: Any) -> optax.GradientTransformation:
+    """Scales by a count, to which each step adds `number(g)`."""
+
+    def update(g: Any, count: Any, params: Any = None) -> Any:
+        return jax.tree.map(lambda x: x * (count % 5), g), count + number(jax.tree.leaves(g)[0])
+
+    return optax.GradientTransformation(lambda params: jnp.zeros([], jnp.int32), update)
+
+
+def padded(g: Any, number: int) -> Any:
+    """Moved back by so many entries, with zeros in front."""
+    flat = jnp.pad(g.reshape(len(g), -1), ((0, 0), (number, 0)))
+    return flat[:, : g[0].size].reshape(g.shape)
+
+
 def largest_first(g: Any) -> Any:
     return jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(g, 0, -1), len(g))[0], -1, 0)
 
@@ -128,6 +152,29 @@ ALONG_LAYERS = {
         lambda x, rate: (rate * x, None), g, jnp.full(len(g), 0.9)
     )[0],
     "the number as a power": lambda g: g ** len(g),
+    "the number as a bound": lambda g: jnp.clip(g, -len(g), len(g)),
+    "the number less one": lambda g: g * jnp.float32(1 / (len(g) - 1)),
+    "a sum of ones": lambda g: g / jnp.sum(jnp.ones(len(g), int)),
+    "the number as a seed": lambda g: g * jax.random.uniform(jax.random.key(len(g))),
+    "the number in a key": lambda g: (
+        g * jax.random.uniform(jax.random.fold_in(jax.random.key(0), len(g)))
+    ),
+    "so many entries further": lambda g: jnp.roll(g, len(g), 1),
+    "so many zeros": lambda g: padded(g, len(g)),
+    "half as many rounds": halved_until(lambda g: len(g) // 2),
+    "the last of each": lambda g: each(
+        lambda x, i: x + jax.lax.dynamic_index_in_dim(g, len(g) - 1, 0)[0]
+    )(g),
+}
+BY_STEP: dict[str, Any] = {
+    "every so many steps": counting(lambda g, count: jnp.where(count % len(g) == 0, g, 0)),
+    "in the first so many": counting(lambda g, count: jnp.where(count < len(g), g, 0)),
+    "steps in units of it": counting(lambda g, count: g * (count // (len(g) - 1))),
+    "steps after it": counting(lambda g, count: g * (count + len(g))),
+    "a branch by it": counting(
+        lambda g, count: jax.lax.cond(count > len(g), lambda x: x, lambda x: 2 * x, g)
+    ),
+    "a count of layers": counted_by(len),
 }
 unit_of_each = jax.vmap(unit)
 APART = {
@@ -148,6 +195,15 @@ APART = {
     "a permutation": lambda g: g[:, jnp.arange(g.shape[1])[::-1]],
     "places": jax.vmap(lambda x: x.at[jnp.argmax(x[..., 0])].add(1.0)),
     "a reshape": lambda g: unit_of_each(g.reshape(len(g), -1)).reshape(g.shape),
+    "an entry from the end": lambda g: each(lambda x, i: x * x[jnp.int32(-1)][None])(g),
+    "a sum of all columns' ones": lambda g: g / jnp.sum(jnp.ones(g.shape[1])),
+    "entries further": lambda g: padded(jnp.roll(g, 5, 1), 7),
+}
+BY_STEP_APART: dict[str, Any] = {
+    "every five steps": counting(lambda g, count: jnp.where(count % 5 == 0, g, 0)),
+    "in the first seven": counting(lambda g, count: jnp.where(count < 7, g, 0)),
+    "an entry by the step": counting(lambda g, count: g * g[:, count % 3 - 1][:, None]),
+    "a count of steps": counted_by(lambda g: 1),
 }
 DRAWS: dict[str, Any] = {
     "normal": jax.random.normal,
@@ -160,15 +216,15 @@ DRAWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", ALONG_LAYERS)
+@pytest.mark.parametrize("name", [*ALONG_LAYERS, *BY_STEP])
 def test_what_runs_along_the_layers_or_depends_on_their_number_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="optimizer: its updates depend on"):
-        traced(over_layers(ALONG_LAYERS[name]))
+        traced(BY_STEP[name] if name in BY_STEP else over_layers(ALONG_LAYERS[name]))
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", [*APART, *BY_STEP_APART])
 def test_the_same_within_a_layer_is_not_refused(name: str) -> None:
-    traced(over_layers(APART[name]))
+    traced(BY_STEP_APART[name] if name in BY_STEP_APART else over_layers(APART[name]))
 
 
 @pytest.mark.parametrize("name", DRAWS)

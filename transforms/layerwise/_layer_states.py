@@ -55,10 +55,9 @@ class LayerStates:
         return jax.tree.structure(like).unflatten(jax.tree.leaves(state))
 
     def undeclared(self, state: Any) -> list[Any]:
-        """The common floating arrays of a state whose class does not combine those of layers."""
+        """The common arrays of a state whose class does not combine those of layers."""
         common = self.parts(self.whole, state)[1]
-        nodes = [x for x in jax.tree.leaves(common, is_leaf=_combines) if not _combines(x)]
-        return [x for x in nodes if jnp.issubdtype(x.dtype, jnp.floating)]
+        return [x for x in jax.tree.leaves(common, is_leaf=_combines) if not _combines(x)]
 
     def slices(self, stacked: Any, layer: Any) -> Any:
         """One layer of `stacked`: the layers, and the per-layer arrays of their states."""

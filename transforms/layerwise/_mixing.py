@@ -10,9 +10,10 @@ A slice of an array of all layers, which a loop takes in its turn, belongs to a 
 what is computed from it, but not for all layers again. A number that goes on from round to round or
 counts the rounds, flags of all layers, conditions of loops, indices along the axis of layers, what
 runs along it, such as a cumulative sum, and reshapes that move it mix layers. Flags and indices
-that only order work are `declared` (`linalg/_numerics.py`). A second trace, for another number of
-layers, tells whether numbers in the program depend on it. Kernels and callbacks count as mixing;
-the analysis does not look into mapped functions of meshes.
+that only order work are `declared` (`linalg/_numerics.py`). A number that stands in the program for
+one number of layers, and not in that for another, depends on how many there are, and counts as an
+index. Kernels and callbacks count as mixing; the analysis does not look into mapped functions of
+meshes.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from jax.core import Tracer
 
 from ._layer_states import LayerStates, layer_states
 
-NOTHING, INDEX, COUNTS, LAYER, LAYERS, MIXED, RANDOM = range(7)
+NOTHING, NUMBER, INDEX, COUNTS, LAYER, LAYERS, MIXED, RANDOM = range(8)
 """The kinds of dependence of a value.
 
-`INDEX` counts along the axis of layers, as the indices of slices do; `COUNTS` are integers of the
-state, such as counters of all layers, of which sums only decide what is due; `LAYER` is a slice, or
-the output of a loop for it; `LAYERS` an array of all layers; `MIXED` what depends on all layers and
-has no layer axis; `RANDOM` random numbers for all layers from a key without the layer axis.
+`NUMBER` depends on how many layers there are; `INDEX` counts along their axis, as the indices of
+slices do; `COUNTS` are integers of the state, such as counters of all layers, of which sums only
+decide what is due; `LAYER` is a slice, or the output of a loop for it; `LAYERS` an array of all
+layers; `MIXED` what depends on all layers and has no layer axis; `RANDOM` random numbers for all
+layers from a key without the layer axis.
 """
 
 DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "threefry2x32")
@@ -44,6 +46,9 @@ DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "thr
 
 OPAQUE = ("pure_callback", "io_callback", "ffi_call")
 """Primitives of which nothing is known."""
+
+ENDS = ("start_indices", "limit_indices", "padding_config")
+"""Parameters of operations, one for each axis."""
 
 SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
 """Primitives that an index may enter and not the numbers."""
@@ -64,34 +69,34 @@ def check_layers_are_independent(
         for x in jax.tree.leaves(of_layers)
     ]
     known += [NOTHING] * len(jax.tree.leaves(common))
-    # What looks like layers for one number only, such as a table of a schedule, is none.
+    one, other = (jaxpr for jaxpr, *_ in programs)
     each = [
-        _Dependences(n).results(jaxpr, known)
-        for n, (jaxpr, *_) in zip(numbers, programs, strict=True)
+        _dependences(one, other, numbers, known),
+        _dependences(other, one, numbers[::-1], known),
     ]
+    # What looks like layers for one number only, such as a table of a schedule, is none.
     results = [min(pair) for pair in zip(*each, strict=True)]
     of_updates = len(jax.tree.leaves(shapes[0]))
-    updates, kept = max(results[:of_updates]), max(results[of_updates:], default=NOTHING)
+    updates = max(results[:of_updates])
+    kept = any(
+        kind == NUMBER or (kind != NOTHING and jnp.issubdtype(x.dtype, jnp.floating))
+        for kind, x in zip(results[of_updates:], shapes[1], strict=True)
+    )
     if RANDOM in results:
         raise ValueError(
             "optimizer: its updates are random, and every layer would get the same random numbers, "
             "because the key in the state has no layer axis, as in optax.add_noise. Use an "
             "ordinary step, or a call for each layer with stacked=False and a state of its own."
         )
-    if updates == MIXED or kept != NOTHING:
+    if updates == MIXED or kept:
         raise ValueError(
             "optimizer: its updates depend on a number computed from all gradients, parameters or "
-            "states, such as the norm in optax.clip_by_global_norm, or on a state that all layers "
-            "share, as in optax.sm3. A layer-wise step has one layer at a time. Use "
+            "states, such as the norm in optax.clip_by_global_norm, on a state that all layers "
+            "share, as in optax.sm3, or on the index or the number of layers, as linspace or "
+            "x / len(x) over their axis. A layer-wise step has one layer at a time. Use "
             "curvax.clip_by_last_norm, which clips by the norm of the step before; a call for each "
-            "layer with stacked=False, which takes each norm over one layer; or an ordinary step."
-        )
-    one, other = (_numbers(jaxpr) for jaxpr, *_ in programs)
-    if one != other:
-        raise ValueError(
-            "optimizer: its updates depend on the number of layers, as x / len(x) and linspace do "
-            "over the axis of layers. A layer-wise step has one layer at a time. Give the number "
-            "itself, or take an ordinary step."
+            "layer with stacked=False, which takes each norm over one layer; the number itself; "
+            "or an ordinary step."
         )
 
 
@@ -119,23 +124,10 @@ def _program(
         raise
 
 
-def _numbers(jaxpr: Any) -> set[str]:
-    """The floating numbers in a program, as text, because NaN is not equal to itself.
-
-    With powers and numbers of leading entries. Their order may depend on the number of layers, as
-    GPUs refresh several matrices at once.
-    """
-    numbers: set[str] = set()
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        values = [x.val for x in equation.invars if hasattr(x, "val")]
-        numbers |= {repr(float(x)) for x in values if _is_real(x)}
-        numbers |= {f"{x}={y}" for x, y in equation.params.items() if x in ("k", "y")}
-        numbers |= set().union(*map(_numbers, _jaxprs_in(equation.params)))
-    return numbers
-
-
-def _is_real(x: Any) -> bool:
-    return np.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+def _dependences(jaxpr: Any, other: Any, numbers: tuple[int, int], known: list[int]) -> list[int]:
+    """Those of the results of a program, from what a program for another number does not have."""
+    here, there = (_Dependences(n).values(x) for n, x in zip(numbers, (jaxpr, other), strict=True))
+    return _Dependences(numbers[0], frozenset(here - there)).results(jaxpr, known)
 
 
 def _recognizable(states: LayerStates, besides: int = 0) -> int:
@@ -163,6 +155,33 @@ class _Dependences:
     """Follows dependences through a jaxpr."""
 
     number: int  # of layers
+    only: frozenset[str] = frozenset()  # of its values, those that come with this number
+
+    def values(self, jaxpr: Any) -> set[str]:
+        """The numbers in a program, and its arrays without a layer axis, as text."""
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        values = {_text("", x) for x in getattr(jaxpr, "consts", ()) if not isinstance(x, Tracer)}
+        for equation in inner.eqns:
+            values.update(self._literals(equation), self._parameters(equation))
+            values.update(*map(self.values, _jaxprs_in(equation.params)))
+        return values
+
+    def _literals(self, equation: Any) -> list[str]:
+        """The numbers that stand for arguments of an operation."""
+        name, arguments = equation.primitive.name, equation.invars
+        return [_text((name, i), x.val) for i, x in enumerate(arguments) if hasattr(x, "val")]
+
+    def _parameters(self, equation: Any) -> list[str]:
+        """A power, a number of entries or of rounds, or the ends of a slice within a layer."""
+        name, params = equation.primitive.name, equation.params
+        found = [_text((name, x), params[x]) for x in ("k", "y", "length") if x in params]
+        if ends := [params[x] for x in ENDS if x in params]:
+            along = zip(equation.invars[0].aval.shape, *ends, strict=True)
+            found.append(_text(name, [of_axis for n, *of_axis in along if n % self.number]))
+        return found
+
+    def _has_own_parameter(self, equation: Any) -> bool:
+        return not self.only.isdisjoint(self._parameters(equation))
 
     def results(self, jaxpr: Any, kinds: Sequence[int]) -> list[int]:
         """The dependences of the results of a jaxpr, from those of its inputs."""
@@ -171,21 +190,30 @@ class _Dependences:
         for x, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=False):
             known[x] = self._of_constant(value)
 
-        def kind_of(x: Any) -> int:
-            return self._of_constant(x.val) if hasattr(x, "val") else known.get(x, NOTHING)
+        def kind_of(x: Any, place: Any = "") -> int:
+            return self._of_constant(x.val, place) if hasattr(x, "val") else known.get(x, NOTHING)
 
+        made_by = {x: e for e in inner.eqns for x in e.outvars}
         for equation in inner.eqns:
-            results = self._of_equation(equation, [kind_of(x) for x in equation.invars])
+            name = equation.primitive.name
+            kinds = [kind_of(x, (name, i)) for i, x in enumerate(equation.invars)]
+            if _counts_from_the_end(equation, made_by):
+                kinds[2] = NOTHING
+            if name != "scan" and self._has_own_parameter(equation):
+                kinds.append(NUMBER)
+            results = self._of_equation(equation, kinds)
             for x, result in zip(equation.outvars, results, strict=True):
                 reduced = result == LAYERS or (result == COUNTS and _is_floating(x))
                 known[x] = MIXED if reduced and not self._has_layers(x.aval) else result
         return [kind_of(x) for x in inner.outvars]
 
-    def _of_constant(self, value: Any) -> int:
+    def _of_constant(self, value: Any, place: Any = "") -> int:
         """That of an array in the program: `INDEX` if its numbers differ from layer to layer."""
-        axes = [i for i, n in enumerate(np.shape(value)) if n % self.number == 0]
-        if not axes or isinstance(value, Tracer):
+        if isinstance(value, Tracer) or 0 in np.shape(value):
             return NOTHING
+        axes = [i for i, n in enumerate(np.shape(value)) if n % self.number == 0]
+        if not axes:
+            return NUMBER if _text(place, value) in self.only else NOTHING
         with jax.ensure_compile_time_eval():
             numbers = np.asarray(value)
         varies = any((numbers != numbers.take([0], axis=i)).any() for i in axes)
@@ -215,9 +243,10 @@ class _Dependences:
         """Whether the number of rounds depends on the index or the number of layers."""
         length = equation.params.get("length")  # of a scan
         if length is not None:
-            return length > 0 and length % self.number == 0 and max(slices, default=NOTHING) < LAYER
+            follows = length % self.number == 0 or self._has_own_parameter(equation)
+            return length > 0 and follows and max(slices, default=NOTHING) < LAYER
         (condition,) = _jaxprs_in({"cond": equation.params["cond_jaxpr"]})
-        return self.results(condition, kinds) == [INDEX]
+        return self.results(condition, kinds)[0] in (NUMBER, INDEX)
 
     def _has_layers(self, kind: Any) -> bool:
         return kind.size % self.number == 0
@@ -244,7 +273,7 @@ class _Dependences:
             return [NOTHING]
         if name == "cond":
             branches = [self.results(b, kinds[1:]) for b in _jaxprs_in(equation.params)]
-            chosen = MIXED if kinds[0] == INDEX else kinds[0]
+            chosen = MIXED if kinds[0] in (NUMBER, INDEX) else kinds[0]
             return [max(chosen, *each) for each in zip(*branches, strict=True)]
         if name in ("while", "scan"):
             return self._of_loop(equation, kinds)
@@ -253,17 +282,21 @@ class _Dependences:
             if [x.aval.shape for x in inner.invars] == [x.aval.shape for x in equation.invars]:
                 return self.results(inner, kinds)
         enters = most in (LAYER, LAYERS) or any(map(_is_floating, results))
-        if INDEX in kinds and name not in SLICES and enters:
+        if {NUMBER, INDEX} & {*kinds} and name not in SLICES and enters:
             return [MIXED] * len(results)
-        if most == LAYERS and any(
-            d == LAYERS and _is_floating(x) and any(self._is_along(x, i) for i in axes)
-            for d, x, axes in zip(kinds, equation.invars, _axes_along(equation), strict=True)
-        ):
+        along = [
+            (d, x)
+            for d, x, axes in zip(kinds, equation.invars, _axes_along(equation), strict=False)
+            if any(self._is_along(x, i) for i in axes)
+        ]
+        if any(d == LAYERS and _is_floating(x) for d, x in along):
             return [MIXED] * len(results)
+        if most == NOTHING and any(x.aval.dtype != jnp.bool_ for _, x in along):  # a sum of ones
+            return [NUMBER] * len(results)
         if most == LAYERS and name == "reshape" and self._moves_layers(equation):
             return [MIXED]
         if name == "dynamic_slice" and most in (COUNTS, LAYERS):
-            in_turn = max(kinds[1:]) != NOTHING  # else it is the same layer in each round
+            in_turn = max(kinds[1:]) > NUMBER  # else it is the same layer in each round
             return [most if not self._is_of_one(equation) else LAYER if in_turn else MIXED]
         if LAYER in kinds and name not in SLICES and any(self._has_layers(x.aval) for x in results):
             return [MIXED] * len(results)  # one layer's for all of them
@@ -346,6 +379,21 @@ def _jaxprs_in(params: Any) -> Any:
     from jax.extend.core import jaxprs_in_params  # jax.extend loads Pallas: 20 ms of an import
 
     return jaxprs_in_params(params)
+
+
+def _text(place: Any, value: Any) -> str:
+    """Where numbers stand, and they: as text, because NaN is not equal to itself."""
+    with jax.ensure_compile_time_eval():
+        return f"{place} {np.asarray(value).tolist()}"
+
+
+def _counts_from_the_end(equation: Any, made_by: dict[Any, Any]) -> bool:
+    """Whether an index is chosen, or where it is negative its sum with the length of an axis."""
+    if equation.primitive.name != "select_n" or len(equation.invars) != 3:
+        return False
+    _, index, shifted = equation.invars
+    by = None if hasattr(shifted, "val") else made_by.get(shifted)
+    return by is not None and by.primitive.name == "add" and by.invars[0] is index
 
 
 def _is_floating(x: Any) -> bool:

@@ -262,13 +262,13 @@ def _visit_groups(
 ) -> Any:
     """Visits all groups of so many entries or none, or those that are due, bool (groups,)."""
     flat, read = jax.tree.map(lambda x: x.reshape(-1, *x.shape[ndim:]), (batch, inputs))
-    size = len(jax.tree.leaves(flat)[0])
+    size, step = len(jax.tree.leaves(flat)[0]), declared(group)
     if due.ndim == 0:
-        next_of, rounds = lambda j, _: j * group, jnp.where(due, size // group, 0)
+        next_of, rounds = lambda j, _: j * step, jnp.where(due, declared(size // group), 0)
     else:
         starts = declared(jnp.arange(0, size, group))
-        next_of = lambda _, last: jnp.argmax(due & (starts > last)) * group  # noqa: E731
-        rounds = jnp.sum(due)
+        next_of = lambda _, last: jnp.argmax(due & (starts > last)) * step  # noqa: E731
+        rounds = declared(jnp.sum(due))
     if group == 1:
         take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
         put = jax.lax.dynamic_update_index_in_dim
