@@ -84,7 +84,6 @@ from .transforms._spikes import skip_spikes
 from .transforms.directions._blend import blend, trust_gate
 from .transforms.directions._cautious_updates import cautious_updates
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
-from .transforms.directions._clip_logits import clip_logits
 from .transforms.directions._diagonal import precondition_diagonal
 from .transforms.directions._dion import scale_by_dion
 from .transforms.directions._graft import graft
@@ -101,7 +100,6 @@ from .transforms.directions._normalize import (
 from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from .transforms.directions._row_column_scaling import row_column_scales, scale_by_rows_and_columns
 from .transforms.directions._weight_decay import add_cautious_decay
-from .transforms.directions._weight_norms import keep_weight_norm, scale_by_weight_norm
 from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
@@ -138,9 +136,11 @@ from .transforms.storage._storage import Storage, dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
 from .transforms.weights._averages import ema_nesterov, eval_params, primal_average, tail_average
+from .transforms.weights._clip_logits import clip_logits
 from .transforms.weights._int8 import from_int8, int8_weights, to_int8
 from .transforms.weights._kept_bits import kahan_summation, master_weights
 from .transforms.weights._stochastic_rounding import stochastic_rounding
+from .transforms.weights._weight_norms import keep_weight_norm, scale_by_weight_norm
 
 try:
     __version__ = _metadata.version("curvax")

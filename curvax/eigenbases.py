@@ -3,7 +3,7 @@
 The names "eigh", "qr" and "rotations" stand for these functions without arguments.
 """
 
-from .transforms.kronecker._methods import (
+from .transforms.refresh._methods import (
     BasisMethod,
     RefreshMethod,
     eigh,

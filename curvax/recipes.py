@@ -28,10 +28,10 @@ from .transforms.directions._moment_ratio import moment_ratio
 from .transforms.directions._momentum import momentum
 from .transforms.directions._normalize import normalize_matrices
 from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from .transforms.directions._weight_norms import scale_by_weight_norm
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
 from .transforms.refresh._policy import as_policy, every
+from .transforms.weights._weight_norms import scale_by_weight_norm
 
 __all__ = [
     "cautious_muon",

@@ -8,7 +8,7 @@ Values of your own implement `BasisFinder`, `Carry` or `Compensation`. A finder 
 `SubspaceCheck`, a compensation takes `Parts`.
 """
 
-from .transforms.directions._carry import Carry, keep, reset, rotate
+from .transforms._carry import Carry, keep, reset, rotate
 from .transforms.subspace._bases import (
     BasisFinder,
     SubspaceCheck,

@@ -3,7 +3,7 @@
 The names "hyperball" and "brake" stand for these functions without arguments.
 """
 
-from .transforms.directions._weights_side import Weights, chain
-from .transforms.directions._weights_values import brake, decay, floor, hyperball
+from .transforms.weights._weights_side import Weights, chain
+from .transforms.weights._weights_values import brake, decay, floor, hyperball
 
 __all__ = ["Weights", "brake", "chain", "decay", "floor", "hyperball"]

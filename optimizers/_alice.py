@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms._carry import Carry
 from ..transforms._validate import as_value
-from ..transforms.directions._carry import Carry
 from ..transforms.directions._moment_ratio import moment_ratio
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.subspace._bases import SWITCHING, BasisFinder
 from ..transforms.subspace._compensation import Compensation, as_compensation
 from ..transforms.subspace._subspace import in_subspace
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 EXAMPLE = "curvax.subspaces.complement(leading=20)"

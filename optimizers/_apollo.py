@@ -9,13 +9,13 @@ import optax
 
 from ..transforms.directions._moment_ratio import adam
 from ..transforms.directions._norm_growth import limit_norm_growth
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.subspace._bases import BasisFinder, gaussian
 from ..transforms.subspace._compensation import channel_scaling
 from ..transforms.subspace._subspace import in_subspace
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

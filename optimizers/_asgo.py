@@ -8,14 +8,14 @@ import jax
 import optax
 
 from ..transforms.directions._momentum import momentum
-from ..transforms.directions._weights_side import Weights
-from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
+from ..transforms.refresh._methods import RefreshMethod
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

@@ -12,11 +12,11 @@ from ..transforms._guard import guard_leaves
 from ..transforms._validate import as_value, checked, concrete, shown
 from ..transforms.directions._moment_ratio import adam
 from ..transforms.directions._weight_decay import mask_of, optional_decay
-from ..transforms.directions._weights_side import Weights, on_weights
-from ..transforms.directions._weights_values import WEIGHTS
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
 from ..transforms.matrices._view import matrix_view
+from ..transforms.weights._weights_side import Weights, on_weights
+from ..transforms.weights._weights_values import WEIGHTS
 
 MeshLike = Any  # a mesh, the shardings of the parameters on one, or None
 MeshAxis = str | Sequence[str] | None

@@ -9,9 +9,9 @@ import optax
 
 from ..transforms.directions._diagonal import precondition_diagonal
 from ..transforms.directions._momentum import momentum
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.state._inject import scheduled
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

@@ -9,13 +9,13 @@ import jax
 import optax
 
 from ..transforms.directions._graft import Graft
-from ..transforms.directions._weights_side import Weights
-from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
+from ..transforms.refresh._methods import RefreshMethod
 from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 from ._shampoo import scale_by_shampoo
 

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.directions._weights_side import Weights
-from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
+from ..transforms.refresh._methods import BasisMethod
 from ..transforms.refresh._policy import Refresh
 from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike
 from ._soap import scale_by_soap, soap
 

@@ -7,15 +7,15 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.directions._carry import Carry
+from ..transforms._carry import Carry
 from ..transforms.directions._moment_ratio import adam
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.subspace._bases import BasisFinder, svd
 from ..transforms.subspace._compensation import Compensation
 from ..transforms.subspace._subspace import in_subspace
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

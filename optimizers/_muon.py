@@ -10,9 +10,9 @@ import optax
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._neurons import normalize_neurons
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.state._inject import scheduled
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

@@ -9,9 +9,9 @@ import optax
 
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.state._inject import scheduled
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

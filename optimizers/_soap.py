@@ -8,14 +8,14 @@ import jax
 import optax
 
 from ..transforms.directions._moment_ratio import largest_ratio, moment_ratio
-from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
-from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
+from ..transforms.refresh._methods import BasisMethod
 from ..transforms.refresh._policy import Refresh, as_policy, every
 from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 GROWING = every(10, first="growing")

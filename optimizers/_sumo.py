@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.directions._carry import Carry, rotate
+from ..transforms._carry import Carry, rotate
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.subspace._bases import BasisFinder, randomized
 from ..transforms.subspace._subspace import in_subspace
+from ..transforms.weights._weights_side import Weights
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 

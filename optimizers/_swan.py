@@ -10,8 +10,8 @@ import optax
 from ..transforms._trees import in_float32
 from ..transforms.directions._normalize import standardize_rows
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
-from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
+from ..transforms.weights._weights_side import Weights
 from ._assemble import MeshAxis, MeshLike, assemble
 
 

@@ -3,18 +3,17 @@
 - `matrices`: from a parameter tree to stacks of matrices and back: which parameters are matrices
   (`_matrix_rule`, by `_parameters` and `_readings`), their rows and columns (`_form`), stacks
   (`_view`), in chunks (`_chunks`), the parameters of another optimizer (`_routing`).
-- `directions`: from gradients to directions, one transformation a file; how moments follow a
-  change of basis (`_carry`); what a step does with the weights beside the direction
-  (`_weights_side`).
+- `directions`: from gradients to directions, one transformation a file.
 - `kronecker`: Shampoo, ASGO, SOAP: the transformations (`_precondition`, `_eigenbasis`), the
   statistics of both sides and the plot of a refresh (`_factor`, `_whitened`), what it renews, a
-  basis (`_bases`) or a stored root (`_roots`), and how (`_methods`).
+  basis (`_bases`) or a stored root (`_roots`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
-- `refresh`: when to refresh: policies, which matrices are due (`_due`).
+- `refresh`: when to refresh: policies, which matrices are due (`_due`); and how (`_methods`).
 - `storage`: how many bits factors, roots and bases take, one form a file; the codec and
   the values of its codes (`_codec`).
-- `weights`: parameters in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`).
+- `weights`: what a step does with the weights beside the direction (`_weights_side`); parameters
+  in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`); averages.
 - `linalg`: decompositions, roots, products (`_products`), loops over matrices (`_loops`).
 - `distribute`: a stack over devices: who holds which matrix (`_shares`), its way there and the work
   of one device (`_step`), the state (`_layout`), shardings (`_meshes`).
@@ -25,7 +24,8 @@
 Modules beside the rooms: guards against non-finite gradients and damaged states (`_guard`) and
 against spikes (`_spikes`), one array at a time and the plan of all arrays (`_stacks`), sides
 (`_side`), parameter paths (`_paths`), argument checks (`_validate`, `_keywords`), others' states
-(`_own_state`), counters (`_counts`), tree maps (`_trees`), the records of `init` (`_recording`).
+(`_own_state`), counters (`_counts`), tree maps (`_trees`), how moments follow a change of basis
+(`_carry`), the records of `init` (`_recording`).
 `test_house.py` lists the floors.
 
 The way of a gradient through `soap(storage=packed(), mesh=mesh)`, which `optimizers/_assemble.py`

@@ -11,7 +11,7 @@ import pytest
 
 import curvax
 from curvax import subspaces
-from curvax.transforms.directions._carry import put_moments, take_moments
+from curvax.transforms._carry import put_moments, take_moments
 from tests.helpers import assert_close
 from tests.shared.low_rank import GRADIENTS, RANK, oriented, trajectories
 

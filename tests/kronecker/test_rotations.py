@@ -10,6 +10,7 @@ import pytest
 
 import curvax
 from curvax.transforms.linalg import _turns
+from curvax.transforms.storage._graded import Graded
 from tests.cells import cells
 from tests.helpers import assert_close, at, scanned, trained
 from tests.shared.damage import damaged
@@ -385,6 +386,37 @@ def test_statistics_of_low_rank_are_averages(name: str, rank: int, changes: bool
     directions, factors = _run(name, gradients)
     assert np.isfinite(directions).all()
     _assert_averages(name, gradients, factors)
+
+
+IN_FEW_BITS = {  # with the largest defect of a basis, and error of an average
+    "bfloat16": (curvax.dense(jnp.bfloat16), 0.012, 0.01),
+    "packed": (curvax.packed(min_elements=1), 1e-3, 0.02),
+    "4 bits": (curvax.quantized(min_elements=1), 0.5, 0.4),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "rank"),
+    cells([x for x in FIRST if x not in ("kl_shampoo", "asgo")], IN_FEW_BITS, [None, 3], of=8),
+)
+def test_statistics_in_few_bits_are_averages(name: str, stored: str, rank: int | None) -> None:
+    storage, defect, error = IN_FEW_BITS[stored]
+    gradients = _hard("", rank, changes=rank is not None)
+    make = functools.partial(FIRST[name], 1.0, method="rotations", storage=storage)
+    numbers = NUMBERS.get(name, ({}, {}))[0]
+    _, states = scanned(lambda numbers: make(**numbers))({"kernel": gradients}, numbers)
+    for i, factor in enumerate(factors_of(states)):
+        exact: Any = 0.0
+        for t, g in enumerate(np.swapaxes(gradients, 1, 2) if i else gradients):
+            exact = B * exact + (1 - B) * g.astype(np.float64) @ g.T
+            of_step = at(factor, t)
+            h = Graded(storage).decode_factor(of_step.statistic)
+            u, h = (
+                np.asarray(x, np.float64).reshape(exact.shape)
+                for x in (storage.decode_basis(of_step.basis), h)
+            )
+            assert np.linalg.norm(u.T @ u - np.eye(len(u)), 2) <= defect
+            assert np.linalg.norm(u @ h @ u.T - exact) <= error * np.linalg.norm(exact), (i, t)
 
 
 @pytest.mark.parametrize(

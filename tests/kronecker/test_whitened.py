@@ -10,10 +10,10 @@ import pytest
 import curvax
 from curvax.transforms._side import Side
 from curvax.transforms.kronecker._bases import BasisRule, InverseRoots
-from curvax.transforms.kronecker._methods import Eigh, StoredRoots
 from curvax.transforms.kronecker._roots import RootRule
 from curvax.transforms.kronecker._whitened import inverse_roots
 from curvax.transforms.linalg._products import Products
+from curvax.transforms.refresh._methods import Eigh, StoredRoots
 from tests.cells import cells
 from tests.helpers import assert_close
 from tests.shared.factors import statistic_of

@@ -23,13 +23,13 @@ from curvax import eigenbases, grafts, polar, policies, subspaces, weights
 from curvax.transforms._validate import Flag, Integer, Number, OneOf, Rule, rules_of
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
-from curvax.transforms.directions._weights_side import on_weights
-from curvax.transforms.directions._weights_values import WEIGHTS
-from curvax.transforms.kronecker._methods import ROOT_METHODS
 from curvax.transforms.linalg._products import LEVELS
 from curvax.transforms.linalg._products import NAMES as PRODUCTS
+from curvax.transforms.refresh._methods import ROOT_METHODS
 from curvax.transforms.subspace._bases import SWITCHING
 from curvax.transforms.subspace._compensation import COMPENSATIONS
+from curvax.transforms.weights._weights_side import on_weights
+from curvax.transforms.weights._weights_values import WEIGHTS
 from tests.cells import cells
 from tests.registry import METHODS, REGISTRY, Row
 

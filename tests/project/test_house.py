@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
     {"_arrays", "_recording", "_paths", "_counts", "_validate", "_side", "_keywords"},
-    {"_own_state", "_stacks", "_trees", "_spikes", "linalg"},
+    {"_own_state", "_stacks", "_trees", "_spikes", "_carry", "linalg"},
     {"refresh", "_guard", "storage", "directions", "distribute"},
     {"matrices", "kronecker"},
     {"subspace", "weights"},

@@ -35,7 +35,7 @@ from .._recording import record_rank
 from .._side import side_of
 from .._stacks import each_array, key_for, matrix_keys
 from .._validate import checked
-from ..linalg._numerics import magnitude, power_of_two, safe_root, significant
+from ..linalg._numerics import magnitude, safe_root, significant, to_one
 from ..linalg._products import exact_product
 from ..linalg._qr import bases_of
 
@@ -108,7 +108,7 @@ def scale_by_dion(
         inside = jnp.where(failed, b, exact_product(p, r.mT))
         # Squares of numbers near 1: those of small ones would underflow.
         largest = magnitude(r, (-2, -1), keepdims=True)
-        near_one = r * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        near_one = r * to_one(largest)
         squares = jnp.sum(near_one * near_one, axis=-2)
         kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
         unit = near_one / jnp.where(kept, safe_root(squares)[..., None, :], 1)

@@ -26,7 +26,7 @@ import optax
 from .._arrays import check_matrices
 from .._trees import map_with_weights
 from .._validate import checked
-from ..linalg._numerics import power_of_two, safe_norm, safe_root
+from ..linalg._numerics import safe_norm, safe_root, to_one
 from ..linalg._schatten import SPECTRAL, schatten_norms
 
 
@@ -111,7 +111,7 @@ def normalize_matrices(
 
     def normalized(x: jax.Array) -> jax.Array:
         largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-        near_one = x * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        near_one = x * to_one(largest)
         if norm == "rms":
             size = safe_root(jnp.mean(near_one**2, axis=(-2, -1), keepdims=True))
         else:

@@ -29,7 +29,7 @@ from .._stacks import each_array
 from .._validate import Value, as_value, check_fields, checked
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
-from ..linalg._numerics import magnitude, power_of_two, safe_norm
+from ..linalg._numerics import magnitude, safe_norm, to_one
 from ..linalg._polar import Coefficients, coefficient_rows
 
 
@@ -112,7 +112,7 @@ class Balanced(PolarMethod):
         axis = side_of("larger", x).other_axis
         work = x.astype(np.promote_types(x.dtype, np.float32))
         largest = magnitude(work, (-2, -1), keepdims=True)
-        work = work * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        work = work * to_one(largest)
         scale = _reciprocal(safe_norm(work, axis=axis, keepdims=True))
         factor = self.method.factor((scale * work).astype(x.dtype), axis_name)
         for _ in range(self.rounds - 1):

@@ -36,9 +36,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._carry import Moments, put_moments, take_moments
 from .._side import LEFT, Side
 from .._trees import widened
-from ..directions._carry import Moments, put_moments, take_moments
 from ..linalg._inverse_root import near_one, root_eigenvalues, rounding_floor
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals

@@ -37,20 +37,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._carry import check_moments
 from .._counts import next_step
 from .._recording import is_repeated
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
 from .._trees import widened
 from .._validate import as_value, check_transformation, checked
-from ..directions._carry import check_moments
 from ..linalg._numerics import shortened
 from ..linalg._products import Products, as_products
+from ..refresh._methods import BASIS_METHODS, BasisMethod, check_steps
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._bases import BasisRule
 from ._factor import Factor
-from ._methods import BASIS_METHODS, BasisMethod, check_steps
 from ._whitened import inverse_roots
 
 

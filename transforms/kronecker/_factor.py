@@ -25,11 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._carry import Moments
 from .._counts import counter, counters
 from .._recording import Meaning, is_repeated, record
 from .._side import Side
 from .._trees import where_entries
-from ..directions._carry import Moments
 from ..linalg._loops import visit_all
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals, identity

@@ -35,20 +35,20 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from .._carry import check_moments
 from .._counts import next_step
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import Number, OneOf, as_value, checked, concrete
-from ..directions._carry import check_moments
 from ..linalg._inverse_root import check_root_arguments
 from ..linalg._loops import at_most_once
 from ..linalg._numerics import shortened
 from ..linalg._products import Products, as_products
+from ..refresh._methods import ROOT_METHODS, BasisMethod, RefreshMethod, StoredRoots, check_steps
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._bases import BasisRule, InverseRoots
 from ._factor import Factor, Pair
-from ._methods import ROOT_METHODS, BasisMethod, RefreshMethod, StoredRoots, check_steps
 from ._roots import RootRule
 
 

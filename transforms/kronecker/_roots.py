@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._carry import Moments
 from .._side import LEFT, RIGHT, Side
-from ..directions._carry import Moments
 from ..linalg._inverse_root import rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import multiplied

@@ -1,1 +1,1 @@
-"""When a root, a basis or a subspace is refreshed."""
+"""When a root, a basis or a subspace is refreshed, and how a root or a basis is."""

@@ -18,17 +18,16 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import checked
-from ..linalg._numerics import magnitude, power_of_two
+from ..linalg._numerics import magnitude, ratio, to_one
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
 
 def residual_and_diagonal(h: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`‖H - diag(H)‖ / ‖H‖`, which only decides, so that it has no derivative, and `diag(H)`."""
-    exponent = power_of_two(magnitude(h))
-    near_one = jax.lax.stop_gradient(h) * jnp.ldexp(jnp.ones([], h.dtype), -exponent)
+    near_one = jax.lax.stop_gradient(h) * to_one(magnitude(h))
     norm = jnp.linalg.norm(near_one)
     off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))
-    return jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0), jnp.diagonal(h)
+    return ratio(off, norm), jnp.diagonal(h)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ Each step decodes the state, runs the transformation, and encodes the new state 
 the last two axes (`storage/_codec.py`, which explains the dither). Updates divide by second
 moments, so a small one must not round to 0: they use the codes $((j + 1) / 2^b)^2$ times the tile's
 largest entry, which have no zero (an all-zero tile stays zero). The class of a state says which of
-its fields they are (`directions/_carry.py`).
+its fields they are (`_carry.py`).
 
 *Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
 entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._carry import roles
 from .._counts import next_step
 from .._validate import as_transformation, check_predicate, checked
-from ..directions._carry import roles
 from ..distribute._layout import is_divided
 from ..storage._codec import Codec, decode
 from ..storage._lazy_moments import LazyMoments, encoded, is_lazy

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._carry import Carry, Moments, put_moments, take_moments
 from .._counts import counter, counters
 from .._guard import all_finite, finite_or_zero, is_finite
 from .._recording import instead, record_rank
 from .._side import LEFT, Side, side_of
 from .._stacks import key_for
 from .._trees import widened
-from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._loops import at_most_once, in_turn
 from ..linalg._numerics import declared, magnitude, to_one
 from ..linalg._products import exact_product, gram

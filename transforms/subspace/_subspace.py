@@ -39,12 +39,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._carry import Carry, Moments, check_moments, keep, put_moments, take_moments
 from .._counts import next_step
 from .._guard import restarted
 from .._stacks import check_directions, each_array, key_for, matrix_keys, matrix_names, projected
 from .._trees import widened
 from .._validate import check_transformation, check_value, checked, concrete
-from ..directions._carry import Carry, Moments, check_moments, keep, put_moments, take_moments
 from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..weights._rounding import random_bits, stochastic

@@ -1,1 +1,1 @@
-"""Parameters in few bits that learn: updates that rounding would swallow are not lost."""
+"""Weights: their lengths and decay, their averages, and those in few bits, which still learn."""

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import GetAttrKey
 
-from .._recording import is_repeated
-from .._validate import Value
-from ..linalg._products import exact_product
+from ._recording import is_repeated
+from ._validate import Value
+from .linalg._products import exact_product
 
 OPTAX: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
     optax.FactoredState: ((), ("v_row", "v_col", "v")),

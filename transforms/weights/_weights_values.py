@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_fields
+from ..directions._weight_decay import shrinking
 from ..linalg._numerics import inner_products, safe_norm
-from ._weight_decay import shrinking
 from ._weight_norms import at_norm, lengths, long_as
 from ._weights_side import Weights
 

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import optax
 
 from .._validate import checked
-from ..linalg._numerics import power_of_two, safe_norm
-from ._normalize import per_matrix
+from ..directions._normalize import per_matrix
+from ..linalg._numerics import safe_norm, to_one
 
 
 @checked
@@ -92,7 +92,7 @@ def long_as(
 ) -> jax.Array:
     """Directions `(..., m, n)` at `coefficient` times these norms; as they are at norms of 0."""
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    shrink = jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+    shrink = to_one(largest)
     near_one = x * shrink
     length = lengths(near_one)
     follows = (norm > 0) & (length > 0)

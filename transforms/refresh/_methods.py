@@ -1,4 +1,4 @@
-"""How a refresh renews a basis or a root: the values of `method=`, and their names."""
+"""How a refresh renews a basis or a root of `kronecker`: values of `method=`, and their names."""
 
 from __future__ import annotations
 
