@@ -60,7 +60,7 @@ SOAP = Printed("the lowest loss", "curvax.soap(0.01)")
 MUON = Printed("nearly this loss for less", "curvax.muon(0.03)")
 SWAN = Printed(
     "a lower loss without state",
-    "curvax.swan(64 * rate, method=curvax.polar.newton_schulz(norm='gram', eps=0.0), "
+    "curvax.swan(0.06, method=curvax.polar.newton_schulz(norm='gram', eps=0.0), "
     "others=optax.adamw(rate))",
 )
 SHAMPOO = Printed(
