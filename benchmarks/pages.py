@@ -241,7 +241,7 @@ def methods() -> str:
     return f"{table(titles, rows)}\n\n{origin(*suites)}"
 
 
-STARTS = {"muon": "0.03", "soap": "0.01", "kl_shampoo": "2 × `rate`"}
+STARTS = {"muon": "0.03", "soap": "0.01", "swan": "0.13", "kl_shampoo": "2 × `rate`"}
 """Rates to start with where the best ones were alike in all language models (`docs/start.md`)."""
 
 

@@ -53,7 +53,8 @@ def swan(
     Use it when you have no memory for state. It has no momentum and therefore suffers more from
     small batches than other methods.
 
-    Start with 64 times a tuned AdamW's learning rate. With
+    Start with a learning rate of 0.13, with 0.06 for fine-tuning, and with AdamW's own for the
+    other parameters: `others=optax.adamw(rate)`. With
     `method=curvax.polar.newton_schulz(norm="gram", eps=0.0)` it takes Muon's products in place of
     an SVD: a shorter step, and nearly the same loss (docs/choosing.md).
 

@@ -90,7 +90,7 @@ def _program(
         raise
 
 
-def _followed(jaxpr: Any, other: Any, numbers: tuple[int, int], known: list[int]) -> list[int]:
+def _followed(jaxpr: Any, other: Any, numbers: tuple[int, ...], known: list[int]) -> list[int]:
     """Those of the results of a program, from what a program for another number does not have."""
     here, there = (Dependences(n).values(x) for n, x in zip(numbers, (jaxpr, other), strict=True))
     return Dependences(numbers[0], frozenset(here - there)).results(jaxpr, known)
