@@ -129,12 +129,11 @@ def runs() -> Any:
 def loss_of(name: str) -> str:
     """What the call to start with, without decay, has as its loss; or that it has not run."""
     calls = _evidence("_calls")
-    for printed in calls.PRINTED[SUITE]:
-        losses = calls.result_of(SUITE, printed.call, runs()).losses
-        if printed.method == name and losses:
+    for one in printed(name):
+        if losses := calls.result_of(SUITE, one.call, runs()).losses:
             own, adamw = np.mean(losses), np.mean(record()[ADAMW].losses)
             return (
-                f"Without decay `{printed.call}` ends at {own:.3f} on the language model "
+                f"Without decay `{one.call}` ends at {own:.3f} on the language model "
                 f"[`{SUITE}`](../docs/choosing.md), a tuned AdamW at {adamw:.3f}."
             )
     return "This call has not been run; [figures](../docs/choosing.md) are of tuned numbers."
@@ -172,7 +171,8 @@ def start(name: str) -> str:
     number, *multiple = starts()[name].split(" × ")
     rate, decay = _times(int(number)) if multiple else (number, f"decay * rate / {number}")
     arguments = [*given(name), ON_BASE if rows()[name].base else DECAY]
-    if multiple and not rows()[name].everything:  # others have the rate of the matrices elsewhere
+    apart = multiple or any("others" in x.keywords for x in printed(name))
+    if apart and not rows()[name].everything:  # others have the rate of the matrices elsewhere
         arguments.append(
             "others=optax.adamw({}, weight_decay={})".format(*_times(others().get(name, 1)))
         )
@@ -183,11 +183,15 @@ def start(name: str) -> str:
     return f"{imports}\n{today}optimizer = curvax.{name}(\n    {rate},\n{code})\n"
 
 
+def printed(name: str) -> list[Any]:
+    """The method's calls that pages print."""
+    return [x for x in _evidence("_calls").PRINTED[SUITE] if x.method == name]
+
+
 def given(name: str) -> list[str]:
     """What the printed call, or else the docstring's advice, has besides rates and decay."""
-    calls = [x.call for x in _evidence("_calls").PRINTED[SUITE] if x.method == name]
-    if calls:
-        call: Any = ast.parse(calls[0], mode="eval").body
+    if calls := printed(name):
+        call: Any = ast.parse(calls[0].call, mode="eval").body
         keywords = (x for x in call.keywords if x.arg not in ("base", "others"))
         return [ast.unparse(x).replace("'", '"') for x in keywords]
     advice = re.search(r"Start with .*?\.\s", inspect.getdoc(getattr(curvax, name)) or "", re.S)
