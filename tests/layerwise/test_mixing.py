@@ -109,6 +109,7 @@ def of_its_place(g: Any) -> Any:
     return g * jnp.argsort(jnp.sum(g.reshape(len(g), -1), 1)).reshape(-1, *[1] * (g.ndim - 1))
 
 
+KEY, TABLE = jax.random.key(0), jnp.linspace(0, 1, 100)
 ALONG_LAYERS = {
     "powers of the index": by_layer(lambda number: 0.5 ** jnp.arange(number)),
     "linspace": by_layer(lambda number: jnp.linspace(0, 1, number)),
@@ -198,6 +199,9 @@ APART = {
     "an entry from the end": lambda g: each(lambda x, i: x * x[jnp.int32(-1)][None])(g),
     "a sum of all columns' ones": lambda g: g / jnp.sum(jnp.ones(g.shape[1])),
     "entries further": lambda g: padded(jnp.roll(g, 5, 1), 7),
+    "a key from outside": lambda g: g * jax.random.uniform(KEY),
+    "an entry of a table": lambda g: g * TABLE[5],
+    "the sum of no entries": lambda g: g + jnp.sum(jnp.zeros((0,))),
 }
 BY_STEP_APART: dict[str, Any] = {
     "every five steps": counting(lambda g, count: jnp.where(count % 5 == 0, g, 0)),

@@ -40,9 +40,6 @@ DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "thr
 OPAQUE = ("pure_callback", "io_callback", "ffi_call")
 """Primitives of which nothing is known."""
 
-ENDS = ("start_indices", "limit_indices", "padding_config")
-"""Parameters of operations, one for each axis."""
-
 SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
 """Primitives that an index may enter and not the numbers."""
 
@@ -69,12 +66,16 @@ class Dependences:
         return [_text((name, i), x.val) for i, x in enumerate(arguments) if hasattr(x, "val")]
 
     def _parameters(self, equation: Any) -> list[str]:
-        """A power, a number of entries or of rounds, or the ends of a slice within a layer."""
+        """A power, a number of entries or of rounds, padding, or the ends of a slice."""
         name, params = equation.primitive.name, equation.params
         found = [_text((name, x), params[x]) for x in ("k", "y", "length") if x in params]
-        if ends := [params[x] for x in ENDS if x in params]:
-            along = zip(equation.invars[0].aval.shape, *ends, strict=True)
-            found.append(_text(name, [of_axis for n, *of_axis in along if n % self.number]))
+        if "padding_config" in params:
+            found.append(_text(name, params["padding_config"]))
+        if name == "slice":
+            ends = zip(equation.invars[0].aval.shape, params["limit_indices"], strict=True)
+            # The end of an axis is -1 for each of its lengths.
+            places = params["start_indices"], [-1 if n == end else end for n, end in ends]
+            found.append(_text(name, places))
         return found
 
     def _has_own_parameter(self, equation: Any) -> bool:
@@ -149,7 +150,8 @@ class Dependences:
         return kind.size % self.number == 0
 
     def _is_along(self, x: Any, axis: int) -> bool:
-        return x.aval.ndim > 0 and x.aval.shape[axis] % self.number == 0
+        length = x.aval.shape[axis] if x.aval.ndim else 0
+        return length > 0 and length % self.number == 0
 
     def _of_equation(self, equation: Any, kinds: list[int]) -> list[int]:
         name, results = equation.primitive.name, equation.outvars
@@ -281,6 +283,8 @@ def _jaxprs_in(params: Any) -> Any:
 def _text(place: Any, value: Any) -> str:
     """Where numbers stand, and they: as text, because NaN is not equal to itself."""
     with jax.ensure_compile_time_eval():
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
         return f"{place} {np.asarray(value).tolist()}"
 
 
