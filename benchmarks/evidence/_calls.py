@@ -58,14 +58,9 @@ class Printed(NamedTuple):
 
 SOAP = Printed("the lowest loss", "curvax.soap(0.01)")
 MUON = Printed("nearly this loss for less", "curvax.muon(0.03)")
-SWAN, SLOWER = (
-    Printed(
-        goal,
-        f"curvax.swan({rate}, method=curvax.polar.newton_schulz(norm='gram', eps=0.0), "
-        "others=optax.adamw(rate))",
-    )
-    for goal, rate in (("a lower loss without state", 0.13), ("the same, slower", 0.06))
-)
+PRODUCTS = "method=curvax.polar.newton_schulz(norm='gram', eps=0.0), others=optax.adamw(rate)"
+SWAN = Printed("a lower loss without state", f"curvax.swan(0.13, {PRODUCTS})")
+SLOWER = Printed("the same, slower", f"curvax.swan(0.06, {PRODUCTS})")
 SHAMPOO = Printed(
     "AdamW's rate, with Shampoo's directions",
     "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))",
