@@ -5,7 +5,8 @@ $L$ (`_bases.py`), or a stored inverse root (`_roots.py`). A refresh is the same
 (`SideRule.checked`), of one matrix and side: decode the statistic, start what is damaged anew
 (`restarted`), ask the policy, turn the basis (`linalg/_turns.py`) or solve for the root, keep the
 last one if the new one is not finite (`rejected`), count. Moments in the basis turn along. A
-statistic of zeros makes nothing, and is tried again at every step.
+statistic of zeros makes nothing, and is tried again at every step until the side's first refresh.
+`refresh/_due.py` says when, `refresh/_methods.py` by which method.
 
 *Numerics.* Statistics, bases and roots in float32 at least. *Cost* for order `d` beside `k`: `2d²k`
 FLOPs for the statistic at each step, `4d²k` into a basis and back, `2d²k` for a stored root;
@@ -84,7 +85,7 @@ class Renewed(NamedTuple):
 
     factor: Factor
     moments: Moments
-    good: jax.Array  # bool: whether all of it is finite
+    good: jax.Array  # bool: whether the new statistic, or root, is finite
     indefinite: jax.Array  # bool: whether the statistic had a negative eigenvalue
 
 
