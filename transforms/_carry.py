@@ -1,11 +1,12 @@
 """Moments that follow a change of basis: which a state has, and how to carry them over.
 
 The inner transformation of `in_subspace` or `in_eigenbasis` keeps its moments in the coordinates of
-a basis. When the basis changes, a `Carry` maps them to the new coordinates. The class of a state
-declares them: `first_moments` and `second_moments` are names of its fields. First moments rotate
-with the basis. Second moments mix by the squares of the rotation in a subspace, and stay in an
-eigenbasis. For Optax's states, which declare nothing, the table is below. `quantize_state` asks the
-same, because second moments must not round to 0.
+a basis. When the basis changes, they are mapped to the new coordinates, by a `Carry` in a subspace
+and by `kronecker/_bases.py` in an eigenbasis. The class of a state declares them: `first_moments`
+and `second_moments` are names of its fields. First moments rotate with the basis. Second moments
+mix by the squares of the rotation in a subspace, and stay in an eigenbasis. For Optax's states,
+which declare nothing, the table is below. `quantize_state` asks the same, because second moments
+must not round to 0.
 
 Any other array with more than one number per matrix is an error, because no rule is known for it:
 factors, bases, quantized moments, row scales.

@@ -150,7 +150,7 @@ SYMBOLS: dict[str, str] = {
     "muon": r"`method=` approximates $U V^\top$ by Newton-Schulz. "
     "$M$ starts at 0",
     "osgdm": "$M$ starts at 0",
-    "swan": "mean and std are those of a row; there is no state",
+    "swan": "mean and std are taken over each row; SWAN keeps no state",
     "racs": r"$G^{\odot 2}$ has squared entries, $\mathrm{diag}(x)$ the diagonal $x$; $\alpha$ is "
     r"`scale`, $\gamma$ is `gamma`. $\bar s$, $\bar q$, $\phi$ start at 0, and $\eta = 1$ while "
     r"$\phi = 0$. Longer $\tilde G$ are shortened to the root mean square `limit`",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -44,42 +44,48 @@ SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
 """Primitives that an index may enter and not the numbers."""
 
 
+Value = tuple[Any, bytes]
+"""Where numbers stand in a program, and they: as bytes, because NaN is not equal to itself."""
+
+
+def values_in(jaxpr: Any) -> set[Value]:
+    """The numbers and arrays in a program."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    consts = (x for x in getattr(jaxpr, "consts", ()) if not isinstance(x, Tracer))
+    values = {_value("", x) for x in consts}
+    for equation in inner.eqns:
+        name, arguments = equation.primitive.name, equation.invars
+        values |= {_value((name, i), x.val) for i, x in enumerate(arguments) if hasattr(x, "val")}
+        values.update(_parameters(equation), *map(values_in, _jaxprs_in(equation.params)))
+    return values
+
+
+def _parameters(equation: Any) -> list[Value]:
+    """A power, a number of entries or of rounds, padding, or the ends of a slice."""
+    name, params = equation.primitive.name, equation.params
+    numbers = ("k", "y", "length", "padding_config")
+    found = [_value((name, x), params[x]) for x in numbers if x in params]
+    if name == "slice":
+        ends = zip(equation.invars[0].aval.shape, params["limit_indices"], strict=True)
+        # The end of an axis is -1 for each of its lengths.
+        places = params["start_indices"], [-1 if n == end else end for n, end in ends]
+        found.append(_value(name, places))
+    return found
+
+
+def _value(place: Any, numbers: Any) -> Value:
+    with jax.ensure_compile_time_eval():
+        if isinstance(numbers, jax.Array) and jnp.issubdtype(numbers.dtype, jax.dtypes.prng_key):
+            numbers = jax.random.key_data(numbers)
+        return place, np.asarray(numbers).tobytes()
+
+
 @dataclasses.dataclass(frozen=True)
 class Dependences:
     """Follows dependences through a jaxpr."""
 
     number: int  # of layers
-    only: frozenset[str] = frozenset()  # of its values, those that come with this number
-
-    def values(self, jaxpr: Any) -> set[str]:
-        """The numbers in a program, and its arrays without a layer axis, as text."""
-        inner = getattr(jaxpr, "jaxpr", jaxpr)
-        values = {_text("", x) for x in getattr(jaxpr, "consts", ()) if not isinstance(x, Tracer)}
-        for equation in inner.eqns:
-            values.update(self._literals(equation), self._parameters(equation))
-            values.update(*map(self.values, _jaxprs_in(equation.params)))
-        return values
-
-    def _literals(self, equation: Any) -> list[str]:
-        """The numbers that stand for arguments of an operation."""
-        name, arguments = equation.primitive.name, equation.invars
-        return [_text((name, i), x.val) for i, x in enumerate(arguments) if hasattr(x, "val")]
-
-    def _parameters(self, equation: Any) -> list[str]:
-        """A power, a number of entries or of rounds, padding, or the ends of a slice."""
-        name, params = equation.primitive.name, equation.params
-        found = [_text((name, x), params[x]) for x in ("k", "y", "length") if x in params]
-        if "padding_config" in params:
-            found.append(_text(name, params["padding_config"]))
-        if name == "slice":
-            ends = zip(equation.invars[0].aval.shape, params["limit_indices"], strict=True)
-            # The end of an axis is -1 for each of its lengths.
-            places = params["start_indices"], [-1 if n == end else end for n, end in ends]
-            found.append(_text(name, places))
-        return found
-
-    def _has_own_parameter(self, equation: Any) -> bool:
-        return not self.only.isdisjoint(self._parameters(equation))
+    only: Set[Value]  # the values of its program that one for another number does not have
 
     def results(self, jaxpr: Any, kinds: Sequence[int]) -> list[int]:
         """The dependences of the results of a jaxpr, from those of its inputs."""
@@ -97,7 +103,7 @@ class Dependences:
             kinds = [kind_of(x, (name, i)) for i, x in enumerate(equation.invars)]
             if _counts_from_the_end(equation, made_by):
                 kinds[2] = NOTHING
-            if name != "scan" and self._has_own_parameter(equation):
+            if name != "scan" and self._follows(equation):
                 kinds.append(NUMBER)
             results = self._of_equation(equation, kinds)
             for x, result in zip(equation.outvars, results, strict=True):
@@ -111,7 +117,7 @@ class Dependences:
             return NOTHING
         axes = [i for i, n in enumerate(np.shape(value)) if n % self.number == 0]
         if not axes:
-            return NUMBER if _text(place, value) in self.only else NOTHING
+            return NUMBER if _value(place, value) in self.only else NOTHING
         with jax.ensure_compile_time_eval():
             numbers = np.asarray(value)
         varies = any((numbers != numbers.take([0], axis=i)).any() for i in axes)
@@ -141,10 +147,14 @@ class Dependences:
         """Whether the number of rounds depends on the index or the number of layers."""
         length = equation.params.get("length")  # of a scan
         if length is not None:
-            follows = length % self.number == 0 or self._has_own_parameter(equation)
+            follows = length % self.number == 0 or self._follows(equation)
             return length > 0 and follows and max(slices, default=NOTHING) < LAYER
         (condition,) = _jaxprs_in({"cond": equation.params["cond_jaxpr"]})
         return self.results(condition, kinds)[0] in (NUMBER, INDEX)
+
+    def _follows(self, equation: Any) -> bool:
+        """Whether a parameter of an operation depends on the number of layers."""
+        return not self.only.isdisjoint(_parameters(equation))
 
     def _has_layers(self, kind: Any) -> bool:
         return kind.size % self.number == 0
@@ -278,14 +288,6 @@ def _jaxprs_in(params: Any) -> Any:
     from jax.extend.core import jaxprs_in_params  # jax.extend loads Pallas: 20 ms of an import
 
     return jaxprs_in_params(params)
-
-
-def _text(place: Any, value: Any) -> str:
-    """Where numbers stand, and they: as text, because NaN is not equal to itself."""
-    with jax.ensure_compile_time_eval():
-        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-        return f"{place} {np.asarray(value).tolist()}"
 
 
 def _counts_from_the_end(equation: Any, made_by: dict[Any, Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._dependences import COUNTS, LAYERS, MIXED, NOTHING, NUMBER, RANDOM, Dependences
+from ._dependences import COUNTS, LAYERS, MIXED, NOTHING, NUMBER, RANDOM, Dependences, values_in
 from ._layer_states import LayerStates, layer_states
 
 
@@ -35,10 +35,10 @@ def check_layers_are_independent(
         for x in jax.tree.leaves(of_layers)
     ]
     known += [NOTHING] * len(jax.tree.leaves(common))
-    one, other = (jaxpr for jaxpr, *_ in programs)
+    values = [values_in(jaxpr) for jaxpr, *_ in programs]
     each = [
-        _followed(one, other, numbers, known),
-        _followed(other, one, numbers[::-1], known),
+        Dependences(n, here - there).results(jaxpr, known)
+        for n, (jaxpr, *_), here, there in zip(numbers, programs, values, values[::-1], strict=True)
     ]
     # What looks like layers for one number only, such as a table of a schedule, is none.
     results = [min(pair) for pair in zip(*each, strict=True)]
@@ -88,12 +88,6 @@ def _program(
             f"treats each by itself; there are {actual}."
         )
         raise
-
-
-def _followed(jaxpr: Any, other: Any, numbers: tuple[int, ...], known: list[int]) -> list[int]:
-    """Those of the results of a program, from what a program for another number does not have."""
-    here, there = (Dependences(n).values(x) for n, x in zip(numbers, (jaxpr, other), strict=True))
-    return Dependences(numbers[0], frozenset(here - there)).results(jaxpr, known)
 
 
 def _recognizable(states: LayerStates, besides: int = 0) -> int:

@@ -245,7 +245,7 @@ def alone(f: Callable[[Any, Any], Any], inputs: Any, state: Any) -> Any:
     """
 
     def in_loop(inputs: Any, state: Any) -> Any:
-        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
+        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # else XLA removes the loop
         return at_most_once(f, due, inputs, state)
 
     return by_platform(cpu=in_loop, default=f)(inputs, state)

@@ -20,7 +20,8 @@
 | `one_layer_in_rows` | | | a layout |
 
 and `_loops.py` has the loops over matrices. The reasons and measurements are in `docs/xla.md`.
-Loops have a fixed number of rounds, so that all forms have derivatives.
+Loops have a fixed number of rounds, or `while_at_most` of that file, so that all forms have
+derivatives.
 """
 
 from __future__ import annotations

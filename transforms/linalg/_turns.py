@@ -111,7 +111,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 
 
 def by_rotations(u: jax.Array, h: jax.Array, most: int, short: float = SHORT) -> Turn:
-    """At most so many rotations, and turns that straighten the basis where it is not orthonormal.
+    """At most so many rotations and turns that straighten the basis where it is not orthonormal.
 
     One that is shorter than `short` is the last.
     """
