@@ -22,6 +22,7 @@ import optax
 from . import eigenbases, polar, policies, weights
 from .optimizers import assemble, scale_by_muon, scale_by_soap
 from .optimizers._assemble import others_or_adamw
+from .transforms._keywords import check_keywords
 from .transforms.directions._blend import TrustGate, blend
 from .transforms.directions._dion import scale_by_dion
 from .transforms.directions._moment_ratio import moment_ratio
@@ -78,6 +79,7 @@ def recipe(
 
         @functools.wraps(function)
         def optimizer(*args: Any, **settings: Any) -> Any:
+            check_keywords(function, signature.parameters, settings)
             arguments = signature.bind(*args, **settings).arguments
             learning_rate = arguments.pop("learning_rate")
             inner = direction(**{x: arguments.pop(x) for x in defaults if x in arguments})

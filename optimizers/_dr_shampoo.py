@@ -98,7 +98,7 @@ def dr_shampoo(
     Start with a tuned AdamW's learning rate and `threshold=0.3`.
 
     .. math::
-      \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
+      \|\mathrm{off}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
 
     The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
     eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have

@@ -97,7 +97,8 @@ def foam(
     Start with a tuned AdamW's learning rate and `graft=curvax.grafts.adam(0.8)`.
 
     .. math::
-      h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
+      h = \alpha\, \|E (Q^\top L Q - \mathrm{diag}(d)) E\| / p, \quad
+      E = \mathrm{diag}(d+\epsilon)^{-1/2},
       \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
 
     The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise

@@ -135,7 +135,7 @@ def shampoo(
     older has no bound: after 30 first steps of zeros, when statistics are only `εI`, a gradient
     became 2,200 times as long. `graft="limit"` keeps the bound with any root.
 
-    State per `m × n` matrix: `2(m² + n²)` numbers, and the base's. Work between refreshes:
+    State per `m × n` matrix: `2(m² + n²) + m + n` numbers, and the base's. Work between refreshes:
     `4mn(m + n)` FLOPs, half as much again when statistics are due; a refresh decomposes both
     factors on CPUs, and takes products elsewhere (see `soap`). With roots that are stored, such as
     by `method="products"`, a step has `2mn(m + n)` FLOPs less: take it where refreshes are rare.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-_OF_POLAR = ("muon", "osgdm", "sumo", "swan")  # whose `method` is a polar factor's
+_OF_POLAR = ("muon", "osgdm", "sumo", "swan", "orthogonalize")  # whose `method` is a polar factor's
 _B1 = ("b1", "b1=, its decay rate of the momentum")
 _B2 = ("b2", "b2=, its decay rate of the second moment or the statistics")
 _METHOD = ("method", "method=")
@@ -16,6 +16,7 @@ _STEPS = ("method", "method=curvax.polar.newton_schulz(steps)")
 _REFRESH = ("refresh", "refresh=, a period or a policy of curvax.policies")
 _FIELD = ("matrices", "matrices=curvax.MatrixRule({}=...)")
 _BLOCKS = ("matrices", "matrices=curvax.MatrixRule(block_size=...)")
+_BLOCKS_OF_ALL = ("", "curvax.on_matrices(direction, curvax.MatrixRule(block_size=...))")
 _OTHERS = ("others", "others=optax.adamw(1e-3, ...), the optimizer of all other parameters")
 _RATE = ("learning_rate", "the learning rate as the first argument")
 
@@ -28,7 +29,8 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("lr", "step_size"), (_RATE,)),
     **dict.fromkeys(("solver", "algorithm", "preconditioner"), (_METHOD,)),
     **dict.fromkeys(("ns_steps", "ns_coeffs", "ns_coefficients"), (_STEPS,)),
-    "block_size": (_BLOCKS,),
+    "method": (("solver", "solver="),),
+    "block_size": (_BLOCKS, _BLOCKS_OF_ALL),
     "storage": (("", "curvax.quantize_state(optimizer), which stores moments in few bits"),),
     **dict.fromkeys(("head_wise", "output_layer", "family", "guess", "stack"), (_FIELD,)),
     **dict.fromkeys(
@@ -50,6 +52,18 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
 """By keyword: arguments of ours, and what to write. The first that the method has counts."""
 
 
+def check_keywords(made: Any, known: Collection[str], given: Iterable[str]) -> None:
+    """Says what to give in place of the first keyword of `HINTS` that a function does not have."""
+    is_polar = made.__name__.removeprefix("scale_by_") in _OF_POLAR
+    for keyword in given:
+        for argument, hint in () if keyword in known else HINTS.get(keyword, ()):
+            if {*argument.split()} <= {*known} and (hint != _STEPS[1] or is_polar):
+                raise TypeError(
+                    f"{made.__name__}() got an unexpected keyword argument {keyword!r}; give "
+                    f"{hint.format(keyword)}."
+                )
+
+
 def name_unknown_keywords(module: str, names: Iterable[str]) -> None:
     """Lets the functions of a package say what to give in place of a keyword of `HINTS`.
 
@@ -68,14 +82,7 @@ def _telling(make: Any) -> Any:
 
     @functools.wraps(make)
     def told(*args: Any, **kwargs: Any) -> Any:
-        for keyword in kwargs.keys() - known:
-            for argument, hint in HINTS.get(keyword, ()):
-                is_polar = make.__name__.removeprefix("scale_by_") in _OF_POLAR
-                if {*argument.split()} <= known and (hint != _STEPS[1] or is_polar):
-                    raise TypeError(
-                        f"{make.__name__}() got an unexpected keyword argument {keyword!r}; give "
-                        f"{hint.format(keyword)}."
-                    )
+        check_keywords(make, known, kwargs)
         return make(*args, **kwargs)
 
     same: Any = told

@@ -21,7 +21,7 @@ from jax.core import Tracer
 
 from ._paths import named_leaves
 from ._trees import as_arrays
-from ._validate import shown
+from ._validate import NO_STATE, shown
 
 _ADVICE = (
     "curvax.check_state compares a checkpoint with the optimizer before you restore it; "
@@ -69,7 +69,7 @@ def raise_explained(error: Exception, init: Any, state: Any, updates: Any, param
 def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Exception) -> str | None:
     """The error in the arguments of `update`; `None` if there is none, or we cannot tell."""
     if state is None:
-        return "state is None; it must be that of optimizer.init(params), or of the last update."
+        return NO_STATE
     try:
         message = _other_arguments(updates, params, error)
         if message is not None:
@@ -124,12 +124,14 @@ def _other_arguments(updates: Any, params: Any, error: Exception) -> str | None:
                 f"{argument} must be a tree like the parameters; got an optimizer's state. The "
                 "order is (gradients, state, params)."
             )
+    is_pair = type(updates) is tuple and len(updates) == 2 and type(params) is not tuple
     if params is None:
         if "not passing `params`" in str(error):  # Optax's message
             return "update needs params: optimizer.update(gradients, state, params)."
-        return None
+        is_pair = is_pair and getattr(updates[0], "shape", None) == ()
+        if not is_pair:
+            return None
     is_loss = getattr(updates, "shape", None) == () and not _has_shape(params)
-    is_pair = type(updates) is tuple and len(updates) == 2 and type(params) is not tuple
     if is_loss or is_pair:
         got = "a number" if is_loss else "a tuple of 2"
         return (

@@ -34,7 +34,7 @@ from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
 from ._trees import map_unzip
-from ._validate import as_transformation, checked
+from ._validate import as_transformation, check_state_given, checked
 
 
 @counters
@@ -124,6 +124,8 @@ def skip_spikes(
         return SpikesState(zeros, counts, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        check_state_given(state)
+
         def judged(norm: jax.Array, running: jax.Array, counts: SpikeCounts) -> Any:
             before = counts.of("seen")
             known = jnp.isfinite(running) & (running > 0)

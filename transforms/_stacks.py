@@ -26,6 +26,7 @@ import optax
 from ._arrays import check_matrices
 from ._recording import Work, holding, is_repeated, record
 from ._trees import map_unzip
+from ._validate import check_state_given
 
 IMPLEMENTATION = "threefry2x32"
 
@@ -104,6 +105,7 @@ def each_array(
         return init_each(init, params)
 
     def update_all(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        check_state_given(state)
         arguments = (state,) if params is None else (state, params)
         if jax.tree_util.all_leaves([updates]):
             return update(updates, *arguments, **extra_args)

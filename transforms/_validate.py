@@ -26,6 +26,8 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from ._keywords import check_keywords
+
 MODULES = ("policies", "subspaces", "polar", "grafts", "eigenbases", "weights")
 """Where curvax has functions that give a value for an argument."""
 
@@ -265,10 +267,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def checked(factory: F) -> F:
     """A factory that checks what it is given."""
-    arguments = factory.__code__.co_varnames
+    code = factory.__code__
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @functools.wraps(factory)
     def call(*args: Any, **kwargs: Any) -> Any:
+        check_keywords(factory, arguments, kwargs)
         check_arguments(factory, {**dict(zip(arguments, args, strict=False)), **kwargs})
         return factory(*args, **kwargs)
 
@@ -280,6 +284,15 @@ def check_fields(value: Any, but: Any = None) -> None:
     """Checks the fields of a value, `but` one that says nothing: its class' `__post_init__`."""
     given = {name: x for name, x in vars(value).items() if but is None or x is not but}
     check_arguments(type(value), given)
+
+
+NO_STATE = "state is None; it must be that of optimizer.init(params), or of the last update."
+
+
+def check_state_given(state: Any) -> None:
+    """Requires a state in `update`."""
+    if state is None:
+        raise ValueError(NO_STATE)
 
 
 def check_transformation(name: str, value: Any) -> None:

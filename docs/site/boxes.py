@@ -15,15 +15,16 @@ MOMENTS = (
 )
 LIMITED = r"$\phi$ is the $\|{}\|$ of the step before; at step 1 nothing is limited"
 ELEMENTWISE = (
-    r"$\sqrt v$ and the quotient are elementwise, 0 where $\sqrt v$ is rounding noise; longer $D$ "
-    r"are shortened to the root mean square `limit`"
+    r"the square, $\sqrt v$ and the quotient are elementwise, 0 where $\sqrt v$ is rounding noise; "
+    r"longer $D$ are shortened to the root mean square `limit`"
 )
 EIGENVECTORS = r"$U_L$, $U_R$ become the eigenvectors of $L$, $R$"
 AT_REFRESH = "**At step 1 and at every step divisible by `refresh`**: "
 LEADING = rf"{AT_REFRESH}$U$ becomes the leading $r$ left singular vectors of $G$"
 FACTORS = r"$Q$, $d$ are the eigenvectors and eigenvalues of a factor at its last refresh"
 CHECKED_ROOTS = (
-    r"$\hat L = Q\, (\max(d, 0) + \epsilon)^{-1/p}\, Q^\top$ from $L$, and $\hat R$ from $R$"
+    r"$\hat L = Q\, \mathrm{diag}(\max(d, 0) + \epsilon)^{-1/p}\, Q^\top$ from $L$, and $\hat R$ from "
+    "$R$"
 )
 GRAFTED = r"$D = \hat G\, \|A\| / \|\hat G\|$"
 
@@ -57,6 +58,7 @@ BOXES: dict[str, tuple[int | str, ...]] = {
         "**At step 1 and every `check_every` steps after it**, for $L$ and $R$:",
         0,
         1,
+        2,
         r"if $\tilde\epsilon$ is at most `max_damping`, $\epsilon \leftarrow \tilde\epsilon$; else, and "
         r"at step 1, a refresh: $Q$, $d$ become those of the factor, and $\epsilon \leftarrow \epsilon_0$",
         CHECKED_ROOTS,
@@ -90,7 +92,7 @@ BOXES: dict[str, tuple[int | str, ...]] = {
         MOMENTUM,
         0,
         1,
-        r"$d_L$, $d_R$ average the diagonals of the new terms of $L$, $R$ in their bases",
+        r"$d_L$, $d_R$ average the diagonals of the new terms of $L$, $R$ in their bases, with $b_2$",
         AT_REFRESH + EIGENVECTORS,
         2,
         DESCENT,
@@ -151,12 +153,11 @@ SYMBOLS: dict[str, str] = {
     "$M$ starts at 0",
     "osgdm": "$M$ starts at 0",
     "swan": "mean and std are taken over each row; SWAN keeps no state",
-    "racs": r"$G^{\odot 2}$ has squared entries, $\mathrm{diag}(x)$ the diagonal $x$; $\alpha$ is "
+    "racs": r"$G^{\odot 2}$ has squared entries; $\alpha$ is "
     r"`scale`, $\gamma$ is `gamma`. $\bar s$, $\bar q$, $\phi$ start at 0, and $\eta = 1$ while "
     r"$\phi = 0$. Longer $\tilde G$ are shortened to the root mean square `limit`",
-    "asgo": r"$\epsilon$ is `eps`, $I$ the identity; $M$, $V$ start at 0",
-    "dasgo": r"$\epsilon$ is `eps`; $\mathrm{diag}$ of a matrix is its "
-    r"diagonal, of a vector the matrix with it. $M$, $v$ start at 0",
+    "asgo": r"$\epsilon$ is `eps`; $M$, $V$ start at 0",
+    "dasgo": r"$\epsilon$ is `eps`. $M$, $v$ start at 0",
     "shampoo": r"$p$ is `root`, $\epsilon$ is `eps`, $\lambda_{\max}$ the largest eigenvalue; "
     r"base is the optimizer `base=` at the learning rate, by default SGD with momentum; with "
     r"`base=None` the last line is that of other methods. $L$, $R$ start at "
@@ -168,14 +169,15 @@ SYMBOLS: dict[str, str] = {
     "soap": rf"{ELEMENTWISE}. $M$, $L$, $R$, $v$ start at 0",
     "kl_shampoo": r"$R^{-1}$, $L^{-1}$ are made of the bases and of the eigenvalues $d_R$, $d_L$ of "
     r"the step before; $\sqrt{d_L d_R^\top}$ and the quotient are elementwise; longer $D$ are "
-    r"shortened to the root mean square `limit`. $M$ starts at 0, $L$ and $R$ at `initial` times the "
-    "identity, by default the root of the first gradient's mean square",
+    r"shortened to the root mean square `limit`. $M$ starts at 0, $U_L$ and $U_R$ at $I$, $L$ and "
+    r"$R$ at `initial` times $I$, by default the root of the first gradient's mean square, $d_L$ and "
+    "$d_R$ at this number",
     "eigen_adam": rf"{ELEMENTWISE}. $M$, $Q$, $v$ start at 0",
     "galore": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}",
     "fira": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns; $\gamma$ is 1.01, "
     rf"and {LIMITED.format('C')} but by the `limit` of `subspaces.fira`",
     "alice": r"$r$ is `rank`, $\alpha$ is `scale`, `leading` that of `subspaces.complement`, 40; "
-    r"$1^\top$ sums columns; $\alpha_c$ and $\gamma$ are "
+    r"squares, roots and quotients are elementwise, $1^\top$ sums columns; $\alpha_c$ and $\gamma$ are "
     r"`weight` and `gamma` of `subspaces.optimal`, 0.4 and 1.01; "
     rf"{LIMITED.format('C')}. $M$, $v$, $\tilde Q$, $p$ start at 0",
     "apollo": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns",
@@ -193,4 +195,8 @@ COMMON = {
     "b_3": "$b_3$ is `b3`",
     r"\mathrm{lr}": r"$\mathrm{lr}$ is `learning_rate`",
     r"\lambda W": r"$\lambda$ is `weight_decay`",
+    r"\mathrm{diag}": r"$\mathrm{diag}$ of a vector is the matrix with this diagonal, of a matrix its "
+    "diagonal",
+    " I": "$I$ is the identity",
+    r"\mathrm{off}": r"$\mathrm{off}$ of a matrix has zeros on the diagonal",
 }

@@ -255,17 +255,19 @@ def test_a_mesh_and_a_checkpoint_change_nothing(name: str) -> None:
     assert_close(placed, state, 1e3)
 
 
-NAMES = ("soap", "eigen_adam", "kl_shampoo", "asgo", "shampoo", "foam", "dr_shampoo")
+NAMES = ("soap", "eigen_adam", "kl_shampoo", "asgo", "shampoo", "foam", "dr_shampoo", "apollo")
 DECOMPOSITIONS = ("@Eigh", "cusolver", "syevd", "Qr")
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-@pytest.mark.parametrize("name", cells(NAMES, of=7))
+@pytest.mark.parametrize("name", cells(NAMES, of=8))
 def test_no_program_for_an_accelerator_decomposes(name: str, platform: str) -> None:
     """By default, and at the first refresh neither."""
     x = jax.ShapeDtypeStruct((2, 24, 40), jnp.float32)
-    for method, decomposes in (("eigh", True), (None, False), ("rotations", False)):
-        made = getattr(curvax, f"scale_by_{name}")(method=method)
+    asked = {"eigh": True, "rotations": False} if name != "apollo" else {}
+    for method, decomposes in ({None: False} | asked).items():
+        options = {} if method is None else {"method": method}
+        made = getattr(curvax, f"scale_by_{name}")(**options)
         update = jax.jit(made.update).trace(x, jax.eval_shape(made.init, x), x)
         text = update.lower(lowering_platforms=(platform,)).as_text()
         assert any(x in text for x in DECOMPOSITIONS) == decomposes, method
@@ -300,13 +302,16 @@ NUMBERS: dict[str, tuple[dict[str, float], ...]] = {  # the second: refreshed at
 BEGIN = {"zero": 1, "NaN": 1, "three zeros": 3}  # steps
 
 
-def _hard(first: str = "", rank: int | None = None, changes: bool = False) -> np.ndarray:
-    """Gradients of this rank, within a range that `changes` halfway, after a hard beginning."""
+STAYS, ONCE, ALWAYS = 13, 7, 1  # how long a range lasts, in steps
+
+
+def _hard(first: str = "", rank: int | None = None, lasts: int = STAYS) -> np.ndarray:
+    """Gradients of this rank, within ranges that last so many steps, after a hard beginning."""
     generator, shape = np.random.default_rng(2), (13, 8, 12)
     gradients = generator.standard_normal(shape)
     if rank is not None:
-        ranges = generator.standard_normal((2, shape[1], rank))
-        own = [ranges[int(changes and t >= 6)] for t in range(shape[0])]
+        ranges = generator.standard_normal((shape[0], shape[1], rank))
+        own = [ranges[t // lasts] for t in range(shape[0])]
         gradients = np.stack([u @ generator.standard_normal((rank, shape[2])) for u in own])
     gradients[: BEGIN.get(first, 0)] = 0
     if first == "NaN":
@@ -377,12 +382,12 @@ def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "changes"),
-    cells([x for x in FIRST if x != "kl_shampoo"], [3, 1], [True, False], of=7),
+    ("name", "rank", "lasts"),
+    cells([x for x in FIRST if x != "kl_shampoo"], [3, 1], [STAYS, ONCE, ALWAYS], of=10),
 )
-def test_statistics_of_low_rank_are_averages(name: str, rank: int, changes: bool) -> None:
+def test_statistics_of_low_rank_are_averages(name: str, rank: int, lasts: int) -> None:
     """Also where their range changes, and a null space becomes a part of it."""
-    gradients = _hard("", rank, changes)
+    gradients = _hard("", rank, lasts)
     directions, factors = _run(name, gradients)
     assert np.isfinite(directions).all()
     _assert_averages(name, gradients, factors)
@@ -401,7 +406,7 @@ IN_FEW_BITS = {  # with the largest defect of a basis, and error of an average
 )
 def test_statistics_in_few_bits_are_averages(name: str, stored: str, rank: int | None) -> None:
     storage, defect, error = IN_FEW_BITS[stored]
-    gradients = _hard("", rank, changes=rank is not None)
+    gradients = _hard("", rank, ONCE)
     make = functools.partial(FIRST[name], 1.0, method="rotations", storage=storage)
     numbers = NUMBERS.get(name, ({}, {}))[0]
     _, states = scanned(lambda numbers: make(**numbers))({"kernel": gradients}, numbers)
@@ -421,16 +426,17 @@ def test_statistics_in_few_bits_are_averages(name: str, stored: str, rank: int |
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    cells(["asgo", "foam", "dr_shampoo"], [(3, True), (3, False), (1, False)], of=3),
+    cells(["asgo", "foam", "dr_shampoo"], [(3, ONCE), (3, STAYS), (1, STAYS), (1, ALWAYS)], of=4),
 )
 def test_directions_of_low_rank_are_near_those_of_eigenvectors(
-    name: str, case: tuple[int, bool]
+    name: str, case: tuple[int, int]
 ) -> None:
     """Refreshed at each check, so that both methods refresh at the same steps."""
     gradients = _hard("", *case)
     rotated, exact = (_run(name, gradients, x, 1)[0] for x in ("rotations", "eigh"))
     for t in range(len(gradients)):
         assert _cosine(rotated[t], exact[t]) >= 0.99, t
+        assert 0.9 < np.linalg.norm(rotated[t]) / np.linalg.norm(exact[t]) < 1.1, t
 
 
 @pytest.mark.parametrize("factor", [0.0, 2.0])

@@ -152,7 +152,14 @@ ALONG_LAYERS = {
     "a rate for each layer of all": lambda g: jax.lax.scan(
         lambda x, rate: (rate * x, None), g, jnp.full(len(g), 0.9)
     )[0],
+    "the number as an end": lambda g: jnp.tile(g, 9).at[..., : len(g)].set(0)[..., : g.shape[-1]],
+    "so many ones": lambda g: g * jnp.sum(jnp.zeros(89).at[: len(g)].set(1.0)),
+    "zeros and ones": lambda g: g * jnp.concatenate([jnp.zeros(len(g)), jnp.ones(89 - len(g))])[9],
     "the number as a power": lambda g: g ** len(g),
+    "a bounded number": lambda g: g * min(len(g), 4),
+    "its parity": lambda g: g * (1 + len(g) % 2),
+    "a place by its parity": lambda g: g * jax.lax.dynamic_slice_in_dim(g, len(g) % 2, 1, 1),
+    "its logarithm": lambda g: jax.lax.fori_loop(0, int(np.log2(len(g))), lambda _, x: x / 2, g),
     "the number as a bound": lambda g: jnp.clip(g, -len(g), len(g)),
     "the number less one": lambda g: g * jnp.float32(1 / (len(g) - 1)),
     "a sum of ones": lambda g: g / jnp.sum(jnp.ones(len(g), int)),
@@ -201,6 +208,8 @@ APART = {
     "entries further": lambda g: padded(jnp.roll(g, 5, 1), 7),
     "a key from outside": lambda g: g * jax.random.uniform(KEY),
     "an entry of a table": lambda g: g * TABLE[5],
+    "an end": lambda g: jnp.tile(g, 9).at[..., :3].set(0)[..., : g.shape[-1]],
+    "zeros and ones": lambda g: g * jnp.concatenate([jnp.zeros(2), jnp.ones(87)])[9],
     "the sum of no entries": lambda g: g + jnp.sum(jnp.zeros((0,))),
 }
 BY_STEP_APART: dict[str, Any] = {

@@ -356,8 +356,15 @@ assemble(muon(0.1), 0.1) -> direction | curvax.scale_by_muon() | got a full opti
 assemble(scale_by_muon, 0.1) -> direction | scale_by_muon() | got <function scale_by_muon
 # States, gradients and directions.
 update(PARAMS, None, PARAMS) -> state is None | optimizer.init(params)
+momentum().update(PARAMS, None) -> state is None
+scale_by_soap().update(PARAMS['dense']['kernel'], None) -> state is None
+stochastic_rounding(muon(0.1)).update(PARAMS, None, PARAMS) -> state is None
+tail_average(muon(0.1), 3).update(PARAMS, None, PARAMS) -> state is None
+quantize_state(muon(0.1)).update(PARAMS, None, PARAMS) -> state is None
+skip_spikes(muon(0.1)).update(PARAMS, None, PARAMS) -> state is None
 update((jnp.ones(()), PARAMS), STATE, PARAMS) ->
     gradients | value_and_grad returns (loss, gradients)
+update((jnp.ones(()), PARAMS), STATE) -> gradients | value_and_grad returns (loss, gradients)
 update(jnp.ones(()), STATE, PARAMS) ->
     gradients | got a number | value_and_grad returns (loss, gradients)
 update(jax.tree.map(lambda x: x.astype('float8_e5m2'), PARAMS), STATE, PARAMS) ->
@@ -422,9 +429,19 @@ eigen_adam(shampoo_beta=1) -> b3=
 racs(mask=1) -> weight_decay_mask=
 muon(adam_b1=1) -> others=optax.adamw(
 muon(storage=1) -> curvax.quantize_state(
+orthogonalize(ns_steps=1) -> newton_schulz(
+orthogonalize(solver=1) -> method=
+precondition(solver=1) -> method=
+in_eigenbasis(solver=1) -> method=
+inverse_root(method=1) -> solver=
+eigenbases.stored_roots(method=1) -> solver=
+moment_ratio(betas=1) -> b1= and b2=
+scale_by_shampoo(block_size=1) -> MatrixRule(block_size
+inject_hyperparams(soap)(betas=1) -> b1= and b2=
+recipes.lars(betas=1) -> b1=
 """)
 def test_a_keyword_of_other_libraries_says_what_to_give(call: str, fragments: str) -> None:
-    method, keyword = re.findall(r"\w+", call)[:2]
+    ((method, keyword),) = re.findall(r"(\w+)\)?\((\w+)=", call)
     with pytest.raises(TypeError, match=rf"{method}\(\).*'{keyword}'") as error:
         eval(call, vars(curvax).copy())
     assert fragments in str(error.value)

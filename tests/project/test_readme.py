@@ -1,10 +1,11 @@
 """The code of the README and of docs/ runs as it stands: of docs/ two pages, weekly all of it.
 
 Pages run as users run them: in a Python of their own, with XLA's optimizations. Blocks marked `py`
-are parts of other code bases; their calls of the library are made.
+are parts of other code bases: they run beside stubs, and their calls of the library are made.
 """
 
 import ast
+import builtins
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import jax
 import numpy as np
@@ -89,11 +91,31 @@ def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
     names |= {"config": SimpleNamespace(adam_weight_decay=0.1, adam_b1=0.9)}
     names |= {"rule": curvax.rules.maxtext, "rate": 3e-3, "decay": 0.1, "shardings": None}
     params = {"layer": {"kernel": jax.ShapeDtypeStruct((8, 16), "float32")}}
+    names |= {"c": SimpleNamespace(weight_decay=0.1), "params": params, "mesh": None}
+    names |= {"nn": SimpleNamespace(get_sharding=lambda params, mesh: None)}
     for call in calls:
         optimizer = eval(call, names)
         state = jax.eval_shape(optimizer.init, params)
         updates, _ = jax.eval_shape(optimizer.update, params, state, params)
         assert updates["layer"]["kernel"].shape == (8, 16)
+
+
+def test_blocks_for_other_code_bases_run_beside_stubs() -> None:
+    """With a stub for each name of theirs: what is of curvax exists and takes these arguments."""
+    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
+    pair = MagicMock(), MagicMock()
+    own = {"curvax": curvax, "eqx": MagicMock(**{"partition.return_value": pair})}
+    for block in blocks:
+        tree = ast.parse(block)
+        froms = [x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and x.module]
+        parts = [name.split(".") for name in ("optax", *froms)]
+        modules = {".".join(x[: i + 1]): MagicMock() for x in parts for i in range(len(x))}
+        names: dict[str, Any] = {
+            x.id: MagicMock() for x in ast.walk(tree) if isinstance(x, ast.Name)
+        }
+        names = {name: x for name, x in names.items() if not hasattr(builtins, name)}
+        with patch.dict(sys.modules, modules):
+            exec(compile(tree, "docs/clients.md", "exec"), names | own)
 
 
 def test_every_combination_takes_steps() -> None:

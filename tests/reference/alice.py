@@ -20,7 +20,7 @@ Readings chosen:
 - The complement of U' is taken before U' loses its columns l + 1 ... r: these are in neither part
   of U. If the complement has fewer than r - l columns (r - l > m - r), all of it is drawn from and
   the leading part is max(l, 2r - m) columns (ours).
-- full_basis: numbered for `draw` are first the columns l + 1 ... r of U', then the complement's.
+- full_basis: numbered for the draws are first the columns l + 1 ... r of U', then the complement's.
 - gaussian: no U' is computed. The columns of a Gaussian matrix are normalized, not orthogonalized;
   sigma = U' G, the residual G - U sigma and p are then as printed, although U is not orthonormal.
 - evd: the top r eigenvectors of Q (reconstructed, if tracking), no draws; none: U' itself.

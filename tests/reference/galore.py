@@ -26,8 +26,8 @@ Readings chosen:
 - Fira+: C <- alpha_c C ||U Delta|| / ||C|| after the limiter (0 if C = 0), so that the limiter
   changes phi but never D.
 - Apollo: no limiter, alpha = 1 (ours), D = alpha G diag(s); the official code multiplies by
-  sqrt(alpha) instead. The random U has entries N(0, 1/r) and comes from `projection(t)`, called at
-  the refresh steps with r columns expected, used as it is. APOLLO-Mini is the one scalar ||Delta||
+  sqrt(alpha) instead. The random U has entries N(0, 1/r) and comes from outside, with r columns at
+  each refresh step, and is used as it is. APOLLO-Mini is the one scalar ||Delta||
   / ||sigma|| and r = 1; r = 1 alone keeps one scale for each column.
 """
 

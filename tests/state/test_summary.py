@@ -302,6 +302,7 @@ WARNING = "The state of 'lm_head/kernel' is 85 times as large"
 def test_a_state_far_larger_than_its_parameter_is_pointed_out() -> None:
     assert WARNING in curvax.summarize(curvax.foam(0.1), HEAD)
     assert WARNING in curvax.summarize(curvax.soap(0.1), HEAD)
+    assert "84 times as large" in curvax.summarize(curvax.kl_shampoo(0.1), HEAD)
     cut = curvax.foam(0.1, matrices=curvax.MatrixRule(block_size=1200))
     for optimizer in (cut, curvax.muon(0.1), curvax.soap(0.1, max_order=10_000)):
         assert "times as large" not in curvax.summarize(optimizer, HEAD)

@@ -22,7 +22,7 @@ import optax
 
 from .._counts import at_step, next_step
 from .._recording import record
-from .._validate import checked
+from .._validate import check_state_given, checked
 from ._weight_decay import mask_of, optional_decay
 
 
@@ -81,6 +81,7 @@ def momentum(
         return MomentumState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=dtype))
 
     def update(updates: Any, state: Any, params: Any = None):
+        check_state_given(state)
         count = next_step(state.count)
         weight = 1 - b1 if accumulate == "ema" else 1.0
         mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)

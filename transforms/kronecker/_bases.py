@@ -102,7 +102,8 @@ class BasisRule(SideRule):
     def entered(self, g: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
         """The gradient in the bases in use, in float32 at least.
 
-        Products are in full precision, unless they have a level, where inverses amplify rounding.
+        Where inverses amplify rounding, of whitened gradients and roots, products are in full
+        precision, unless they have a level.
         """
         amplified = self.whiten or self.roots is not None
         exactly = jax.default_matmul_precision("highest") if amplified else nullcontext()

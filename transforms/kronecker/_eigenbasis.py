@@ -15,6 +15,26 @@ The statistics may be those of whitened gradients (`_whitened.py`), which also k
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
 $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
 
+*A refresh*, from above to below; `soap` calls `in_eigenbasis`:
+
+1. `update` brings the gradient into the bases in use, $X = U_L^\top G\, U_R$, and averages its Gram
+   matrices into $H = U^\top L U$ of each side; $L$ itself is nowhere.
+2. `SideRule.refreshed` (`_factor.py`) takes the left side, then the right one, and of each the
+   matrices that are due, one after the other, on GPUs several small ones at once: all at the steps
+   of `every` (`soap`: each third at first, each tenth in the end), or each at its own step if they
+   are staggered. Those whose refreshes were all rejected so far are due at every step.
+3. `SideRule.checked` does one matrix. A statistic that is not finite starts anew at `initial` · I,
+   and a basis far from orthonormal at the identity, with its statistic; moments and $X$ stay
+   (`restarted`). `every` asks for no more; a policy that examines $H$ may leave the basis as it is.
+   Zeros make no basis (`rejected`).
+4. `BasisRule.renewed` (`_bases.py`) takes a turn $T$ from the method: by default the eigenvectors
+   of $H$ in programs for CPUs, and rotations in programs for GPUs and TPUs. These are six products
+   each in three passes of bfloat16, from formulas in `linalg/_turns.py`, until one is shorter than
+   0.3, at most 80 with those that make $U$ orthonormal again. $U \leftarrow U T$,
+   $H \leftarrow T^\top H T$, and $X$ and the first moments turn by $T$ on this side. If a result is
+   not finite, the side keeps what it had (`rejected`).
+5. The step takes its direction in the new bases.
+
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they

@@ -235,7 +235,7 @@ class SideRule(abc.ABC):
     ) -> tuple[Pair, Moments]:
         """Both sides after the refreshes due at this step, and the moments with them.
 
-        `count` is counted from the end of the warm-up.
+        `count` is the step, from 1 after a warm-up if there is one.
         """
         renewed, follow = [*factors], bool(jax.tree.leaves(moments))
         rules: dict[bool | None, SideRule] = {None: self}

@@ -95,11 +95,13 @@ def precondition(
       bias_correction: whether statistics are weighted means, as if divided by `1 - b2^t`, in which
         `initial` has no part.
       eps: damping. With 0, the root is on the factor's range only.
-      damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; "floor": raises
+      damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue, which
+        "products" and "coupled_newton" estimate from below (`inverse_root`); "floor": raises
         eigenvalues to at least `eps`; or "outside": added to `L^(1/p)` instead of `L`.
       method: how a refresh renews roots: in eigenbases, as `in_eigenbasis` has it (the default); or
         stored, by "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2), "newton_schulz"
-        (p = 2) or `eigenbases.stored_roots()`, which is `eigh`; see `inverse_root`.
+        (p = 2) or `eigenbases.stored_roots()`, which is `eigh` (see `inverse_root`): for rare
+        refreshes, because a step has a product less for each side.
       initial: the statistics start at this multiple of the identity; for 0 with "kl" see
         `_whitened.py`.
       statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's

@@ -40,8 +40,8 @@ DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "thr
 OPAQUE = ("pure_callback", "io_callback", "ffi_call")
 """Primitives of which nothing is known."""
 
-SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
-"""Primitives that an index may enter and not the numbers."""
+SLICES = {"dynamic_slice": (), "dynamic_update_slice": (1,), "gather": (), "scatter": (2,)}
+"""Primitives that an index may enter and not the numbers, with the places of new numbers."""
 
 
 Value = tuple[Any, bytes]
@@ -85,7 +85,7 @@ class Dependences:
     """Follows dependences through a jaxpr."""
 
     number: int  # of layers
-    only: Set[Value]  # the values of its program that one for another number does not have
+    only: Set[Value]  # the values of its program that those for other numbers do not all have
 
     def results(self, jaxpr: Any, kinds: Sequence[int]) -> list[int]:
         """The dependences of the results of a jaxpr, from those of its inputs."""
@@ -108,7 +108,10 @@ class Dependences:
             results = self._of_equation(equation, kinds)
             for x, result in zip(equation.outvars, results, strict=True):
                 reduced = result == LAYERS or (result == COUNTS and _is_floating(x))
-                known[x] = MIXED if reduced and not self._has_layers(x.aval) else result
+                squared = sum(n % self.number == 0 for n in x.aval.shape if n) > 1
+                least = NUMBER if squared else NOTHING  # one axis more follows the number of layers
+                mixed = reduced and not self._has_layers(x.aval)
+                known[x] = MIXED if mixed else max(result, least)
         return [kind_of(x) for x in inner.outvars]
 
     def _of_constant(self, value: Any, place: Any = "") -> int:
@@ -191,7 +194,8 @@ class Dependences:
             if [x.aval.shape for x in inner.invars] == [x.aval.shape for x in equation.invars]:
                 return self.results(inner, kinds)
         enters = most in (LAYER, LAYERS) or any(map(_is_floating, results))
-        if {NUMBER, INDEX} & {*kinds} and name not in SLICES and enters:
+        entering = [kinds[i] for i in SLICES.get(name, range(len(kinds)))]
+        if ({NUMBER, INDEX} & {*entering} or self._begins_at_number(equation, kinds)) and enters:
             return [MIXED] * len(results)
         along = [
             (d, x)
@@ -200,7 +204,10 @@ class Dependences:
         ]
         if any(d == LAYERS and _is_floating(x) for d, x in along):
             return [MIXED] * len(results)
-        if most == NOTHING and any(x.aval.dtype != jnp.bool_ for _, x in along):  # a sum of ones
+        ones = [x for _, x in along]
+        if not any(self._has_layers(x.aval) for x in results):  # what is filled up to a length
+            ones += [x for x in equation.invars if self.number in x.aval.shape]
+        if most == NOTHING and any(x.aval.dtype != jnp.bool_ for x in ones):
             return [NUMBER] * len(results)
         if most == LAYERS and name == "reshape" and self._moves_layers(equation):
             return [MIXED]
@@ -210,6 +217,13 @@ class Dependences:
         if LAYER in kinds and name not in SLICES and any(self._has_layers(x.aval) for x in results):
             return [MIXED] * len(results)  # one layer's for all of them
         return [most] * len(results)
+
+    def _begins_at_number(self, equation: Any, kinds: list[int]) -> bool:
+        """Whether a slice begins at the number of layers, along another axis than theirs."""
+        if equation.primitive.name != "dynamic_slice":
+            return False
+        array, *_ = equation.invars
+        return any(d == NUMBER and not self._is_along(array, i) for i, d in enumerate(kinds[1:]))
 
     def _is_of_one(self, equation: Any) -> bool:
         """Whether a slice of all layers is one of one layer."""

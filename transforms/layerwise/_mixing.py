@@ -1,14 +1,15 @@
 """Refuses optimizers whose update of one layer depends on other layers.
 
-The update is traced for two numbers of layers that divide no other axis (`_recognizable`). So the
-size of an array tells whether it has the layer axis, and a number that stands in one program and
-not in the other depends on how many layers there are. `_dependences.py` follows both. An array that
-the state keeps for all layers must not depend on them either, unless its class says how those of
-the layers combine.
+The update is traced for two numbers of layers that divide no other axis (`_recognizable`), so that
+the size of an array tells whether it has the layer axis, and for a small even one. A number that
+does not stand in all programs depends on how many layers there are. `_dependences.py` follows both.
+An array that the state keeps for all layers must not depend on them either, unless its class says
+how those of the layers combine.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -28,17 +29,19 @@ def check_layers_are_independent(
         return
     first = _recognizable(states)
     numbers = first, _recognizable(states, first)
-    programs = [_program(optimizer, layers, n, states.number, extra_args) for n in numbers]
+    trace = functools.partial(_program, optimizer, layers, states.number, extra_args)
+    programs = [trace(n) for n in numbers]
     _, shapes, (*of_layers, common) = programs[0]
     known = [
         LAYERS if jnp.issubdtype(x.dtype, jnp.inexact) else COUNTS
         for x in jax.tree.leaves(of_layers)
     ]
     known += [NOTHING] * len(jax.tree.leaves(common))
-    values = [values_in(jaxpr) for jaxpr, *_ in programs]
+    values = [values_in(jaxpr) for jaxpr, *_ in (*programs, trace(_least(states)))]
+    common_values = set.intersection(*values)
     each = [
-        Dependences(n, here - there).results(jaxpr, known)
-        for n, (jaxpr, *_), here, there in zip(numbers, programs, values, values[::-1], strict=True)
+        Dependences(n, here - common_values).results(jaxpr, known)
+        for n, (jaxpr, *_), here in zip(numbers, programs, values, strict=False)
     ]
     # What looks like layers for one number only, such as a table of a schedule, is none.
     results = [min(pair) for pair in zip(*each, strict=True)]
@@ -67,7 +70,7 @@ def check_layers_are_independent(
 
 
 def _program(
-    optimizer: Any, layers: Any, number: int, actual: int, extra_args: dict[str, Any]
+    optimizer: Any, layers: Any, actual: int, extra_args: dict[str, Any], number: int
 ) -> tuple[Any, Any, Any]:
     """The update for so many layers in place of the actual number, its results, and its input."""
     more = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), layers)
@@ -90,13 +93,24 @@ def _program(
         raise
 
 
+def _least(states: LayerStates) -> int:
+    """The least even number of layers between the same sizes, which bounds and roots tell apart."""
+    smallest = max((n for n in _sizes(states) if n < states.number), default=1) + 1
+    return smallest + smallest % 2
+
+
+def _sizes(states: LayerStates) -> set[int]:
+    """Those of the axes of a layer and its state."""
+    return {n for x in jax.tree.leaves((states.one, states.single)) for n in x.shape if n > 1}
+
+
 def _recognizable(states: LayerStates, besides: int = 0) -> int:
     """A prime near the number of layers, `besides` another, that divides no axis of one layer.
 
     If there is one, it is between the same sizes as the number of layers, because optimizers like
     Adafactor choose axes by their sizes. Otherwise it is above.
     """
-    sizes = {n for x in jax.tree.leaves((states.one, states.single)) for n in x.shape if n > 1}
+    sizes = _sizes(states)
     largest = min((n for n in sizes if n >= states.number), default=math.inf)
     smallest = max((n for n in sizes if n < states.number), default=4) + 1
 

@@ -13,7 +13,7 @@ from .._trees import widened
 from ._platforms import by_platform, materialized
 
 HIGHEST = jax.lax.Precision.HIGHEST
-"""The precision of all products that feed a root or a basis."""
+"""The precision of products that feed a root or a basis, where no level is given."""
 
 EIGENVALUE_NOISE = 8.0
 """An eigenvalue of a symmetric matrix up to this multiple of `eps · d_max` is rounding noise: ten

@@ -3,7 +3,7 @@
 | | precision | a stack on a TPU | a large one on a TPU |
 |---|---|---|---|
 | `multiplied`, `gram` | as given | at once, so callers take turns | as it is |
-| `exact_product` | full | one matrix after the other | in tiles |
+| `exact_product` | full, or of the context | one matrix after the other | in tiles |
 
 Products with transposes are contractions, and tiles are for the time to compile (`docs/xla.md`,
 "Layouts" and "TPUs"). Products of triangles leave out tiles of zeros. An operation gives its

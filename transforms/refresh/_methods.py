@@ -141,8 +141,9 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     much as 14 products.
 
     Args:
-      most: the most rotations in a refresh. 80 lead from the identity to any basis; the first
-        refresh takes about 40. Fewer leave bases behind, which costs loss.
+      most: the most rotations in a refresh, and turns that make the basis orthonormal again. 80
+        lead from the identity to any basis; the first refresh takes about 40. Fewer leave bases
+        behind, which costs loss.
 
     Raises:
       ValueError: if `most` is not a positive integer.
@@ -150,6 +151,7 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     return Rotations(most)
 
 
+@checked
 def stored_roots(solver: str = "eigh") -> StoredRoots:
     r"""Stores inverse roots beside statistics in the gradient's own coordinates.
 

@@ -54,7 +54,7 @@ def flat_state(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
         return named_leaves(optimizer.init(params)).present()
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        check_given(params)
+        check_given(state, params)
         whole = in_structure("state", jax.eval_shape(optimizer.init, params), state)
         updates, whole = optimizer.update(updates, whole, params, **extra_args)
         return updates, named_leaves(whole).present()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._keywords import check_keywords
 from .._validate import Value, check_schedule, checked
 
 P = ParamSpec("P")
@@ -76,6 +77,7 @@ def inject_hyperparams(
 
     @functools.wraps(factory)
     def injected(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+        check_keywords(factory, signature.parameters, kwargs)
         known = {name: x for name, x in kwargs.items() if name in signature.parameters}
         defaults = signature.bind_partial(*args, **known)
         defaults.apply_defaults()

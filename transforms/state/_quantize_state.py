@@ -23,7 +23,7 @@ import optax
 
 from .._carry import roles
 from .._counts import next_step
-from .._validate import as_transformation, check_predicate, checked
+from .._validate import as_transformation, check_predicate, check_state_given, checked
 from ..distribute._layout import is_divided
 from ..storage._codec import Codec, decode
 from ..storage._lazy_moments import LazyMoments, encoded, is_lazy
@@ -107,6 +107,7 @@ def quantize_state(
         return QuantizedState(coded, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        check_state_given(state)
         like = jax.eval_shape(inner.init, updates if params is None else params)
         codecs, before = codecs_of(like), state.inner
         count = None if state.updates is None else next_step(state.updates)

@@ -10,7 +10,7 @@ bytes as a square of 4-bit codes:
   previous codes stay, and `failures` counts it. A correlation matrix in 8 bits would need no
   decomposition, but it loses the small eigenvalues that roots depend on: with it Shampoo loses all
   of its gain on a small language model;
-- *statistics in their eigenbasis* (`"tracked"`): scaled to a unit diagonal they are near the
+- *statistics in their eigenbasis*: scaled to a unit diagonal they are near the
   identity, where the triangle of the matrix itself is as good, with dither too, and nothing is
   decomposed;
 - *inverse roots*: the matrix itself, mirrored on reading, with its diagonal;
@@ -199,9 +199,9 @@ def packed(
 
     In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` in 4 bits,
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
-    Factors stay positive semi-definite, but for those of tracked bases, and bases stay orthogonal
+    Factors stay positive semi-definite, but for those in bases, and bases stay orthogonal
     up to float32's rounding. A statistic costs half a product and a Cholesky decomposition more,
-    but not with tracked bases. SOAP's products with bases take twice the time of plain ones at
+    but not with bases. SOAP's products with bases take twice the time of plain ones at
     orders 512 and 1024, and 2.5 times at 256; with `bases=quantized(8)` or `bases=dense()` they
     take as long as plain ones.
 

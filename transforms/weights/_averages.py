@@ -161,7 +161,7 @@ def ema_nesterov(
         return LookaheadState(jnp.zeros([], jnp.int32), at(0), steps, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        check_given(params)
+        check_given(state, params)
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         count = next_step(state.count)
         ahead = at(count)
@@ -224,7 +224,7 @@ def primal_average(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        check_given(params)
+        check_given(state, params)
         at_z = jax.tree.map(lambda p, z: z.astype(p.dtype), params, state.z)
         updates, inner_state = inner.update(updates, state.inner, at_z, **extra_args)
         kept, share = at(state.count), jnp.asarray(mu_y, float)
@@ -294,7 +294,7 @@ def tail_average(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        check_given(params)
+        check_given(state, params)
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         moved = optax.apply_updates(params, updates)
         count = next_step(state.count)

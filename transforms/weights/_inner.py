@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from .._paths import named_leaves
+from .._validate import check_state_given
 
 
-def check_given(params: Any) -> None:
-    """Requires parameters in `update`."""
+def check_given(state: Any, params: Any) -> None:
+    """Requires a state and parameters in `update`."""
+    check_state_given(state)
     if params is None:
         raise ValueError("update needs params: optimizer.update(gradients, state, params).")
 
@@ -31,8 +33,9 @@ def init_inner(inner: optax.GradientTransformation, params: Any) -> Any:
 def update_inner(
     inner: Any, updates: Any, state: Any, params: Any, extra_args: Any, wide_params: Any = None
 ) -> Any:
-    """The inner update; gradients and values of parameters in bfloat16 go in as float32."""
-    check_given(params)
+    """The inner update, with `state.inner`; what belongs to bfloat16 goes in as float32."""
+    check_given(state, params)
+    state = state.inner
     wide_params = widen_narrow(params) if wide_params is None else wide_params
     updates = jax.tree.map(lambda p, g: wide(g) if is_narrow(p) else g, params, updates)
     return inner.update(updates, state, wide_params, **extra_args)

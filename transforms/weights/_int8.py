@@ -162,7 +162,7 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
         return Int8WeightsState(jnp.zeros([], jnp.int32), inner.init(_decoded(params, jnp.float32)))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        check_given(params)
+        check_given(state, params)
         count = next_step(state.count)
         # Tools that trace an optimizer may pass parameters as gradients.
         gradients = jax.tree.map(

@@ -67,7 +67,7 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
         return KahanState(map_narrow(jnp.zeros_like, params), init_inner(inner, params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        updates, inner_state = update_inner(inner, updates, state.inner, params, extra_args)
+        updates, inner_state = update_inner(inner, updates, state, params, extra_args)
 
         def change(p: jax.Array, u: jax.Array, c: Any) -> tuple[jax.Array, Any]:
             if not is_narrow(p):
@@ -113,10 +113,10 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
         def current(p: Any, w: Any) -> Any:
             return jnp.where(nearest(w) == wide(p), w, wide(p)) if is_narrow(p) else p
 
-        check_given(params)
+        check_given(state, params)
         current_params = jax.tree.map(current, params, state.masters)
         updates, inner_state = update_inner(
-            inner, updates, state.inner, params, extra_args, current_params
+            inner, updates, state, params, extra_args, current_params
         )
 
         def change(p: jax.Array, u: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:

@@ -81,7 +81,7 @@ def stochastic_rounding(
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        updates, inner_state = update_inner(inner, updates, state.inner, params, extra_args)
+        updates, inner_state = update_inner(inner, updates, state, params, extra_args)
 
         def change(p: jax.Array, u: jax.Array, key: jax.Array, rows: Any) -> jax.Array:
             if not is_narrow(p):
