@@ -139,7 +139,7 @@ def on_gpu(printed: _calls.Printed) -> str:
 def kept() -> str:
     """The printed calls on all tasks where they ran, beside the tuned points."""
     rows = []
-    for name, printed in ((name, x) for name, own in _calls.PRINTED.items() for x in own):
+    for name, printed in ((x, call) for x in _calls.PRINTED for call in _calls.measured(x)):
         found = _calls.compared(name, printed, runs())
         if found is None:
             continue

@@ -54,12 +54,13 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
 
 def check_keywords(made: Any, known: Collection[str], given: Iterable[str]) -> None:
     """Says what to give in place of the first keyword of `HINTS` that a function does not have."""
-    is_polar = made.__name__.removeprefix("scale_by_") in _OF_POLAR
+    name = getattr(made, "__name__", type(made).__name__)
+    is_polar = name.removeprefix("scale_by_") in _OF_POLAR
     for keyword in given:
         for argument, hint in () if keyword in known else HINTS.get(keyword, ()):
             if {*argument.split()} <= {*known} and (hint != _STEPS[1] or is_polar):
                 raise TypeError(
-                    f"{made.__name__}() got an unexpected keyword argument {keyword!r}; give "
+                    f"{name}() got an unexpected keyword argument {keyword!r}; give "
                     f"{hint.format(keyword)}."
                 )
 

@@ -55,26 +55,45 @@ class Printed(NamedTuple):
         call: Any = ast.parse(self.call, mode="eval").body
         return {x.arg for x in call.keywords}
 
+    @property
+    def short(self) -> Printed:
+        """That of one argument."""
+        return Printed("one argument", f"{self.call.partition(',')[0].removesuffix(')')})")
+
 
 SOAP = Printed("the lowest loss", "curvax.soap(0.01)")
 MUON = Printed("nearly this loss for less", "curvax.muon(0.03)")
-PRODUCTS = "method=curvax.polar.newton_schulz(norm='gram', eps=0.0), others=optax.adamw(rate)"
-SWAN = Printed("a lower loss without state", f"curvax.swan(0.13, {PRODUCTS})")
-SLOWER = Printed("the same, slower", f"curvax.swan(0.06, {PRODUCTS})")
+PRODUCTS = "method=curvax.polar.newton_schulz(norm='gram', eps=0.0)"
+APART = "others=optax.adamw(rate)"
+SWAN = Printed("a lower loss without state", f"curvax.swan(0.13, {PRODUCTS}, {APART})")
+SLOWER = Printed("the same, slower", f"curvax.swan(0.06, {PRODUCTS}, {APART})")
+SHORT = Printed("the same, without `others`", f"curvax.swan(0.13, {PRODUCTS})")
 SHAMPOO = Printed(
     "AdamW's rate, with Shampoo's directions",
     "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))",
+)
+BRISK = Printed(
+    "the same, with AdamW's momentum",
+    "curvax.shampoo(rate, refresh=10, base=lambda rate: optax.adamw(rate, b1=0.8), "
+    "others=optax.adamw(4 * rate, b1=0.8))",
+)
+LATEST = Printed(
+    "the same, with statistics at each step",
+    BRISK.call.replace("refresh=10", "refresh=10, statistics_every=1"),
 )
 ALICE = Printed(
     "a slightly lower loss in low-rank state",
     "curvax.alice(8 * rate, rank=64, others=optax.adamw(2 * rate))",
 )
 RACS = Printed(
-    "about AdamW's loss with almost no state",
+    "near AdamW's loss with almost no state",
     "curvax.racs(16 * rate, others=optax.adamw(4 * rate))",
 )
 TUNED = Printed("fine-tuning", "curvax.muon(0.01)")
 GENTLE = Printed("the same, and a slower embedding", "curvax.muon(0.01, others=optax.adamw(rate))")
+GENTLE_SOAP = Printed("the lowest loss when fine-tuning", f"curvax.soap(0.004, {APART})")
+GENTLE_SWAN = Printed("the same, slower still", f"curvax.swan(0.03, {PRODUCTS}, {APART})")
+GENTLE_SHAMPOO = Printed(GENTLE.goal, SHAMPOO.call.replace("4 * rate", "rate"))
 FRESH = Printed("fresher bases", "curvax.soap(0.01, refresh=3)")
 LIVELY = Printed(
     "the same, and a faster embedding",
@@ -90,6 +109,8 @@ PRINTED = {
     "code-250": (SOAP, SHORTER, FRESH, LIVELY, MUON, SWAN, *REST),
     "vision-2000": (TUNED, SOAP, SLOWER, *REST),
 }
+BESIDE = {name: (SHORT, BRISK, LATEST) for name in ("recipe-250", "recipe-1000", "code-250")}
+BESIDE["finetune-250"] = (GENTLE_SOAP, GENTLE_SWAN, GENTLE_SHAMPOO)
 PARTS = tomllib.loads((Path(__file__).parent / "parts.toml").read_text())
 
 
@@ -140,10 +161,22 @@ def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
     return Request(suite, call, values, seed)
 
 
+def measured(suite: str) -> list[Printed]:
+    """Those that pages print, and of each method that of one argument and one with `others`."""
+    found = {x.call: x for x in (*PRINTED[suite], *BESIDE.get(suite, ()))}
+    for printed in PRINTED[suite]:
+        short = printed.short
+        found.setdefault(short.call, short)
+        if not any("others" in x.keywords for x in found.values() if x.method == short.method):
+            call = f"{short.call.removesuffix(')')}, {APART})"
+            found[call] = Printed("AdamW's rate for what is not a matrix", call)
+    return list(found.values())
+
+
 def calls_of(suite: str) -> list[str]:
-    """Those that run: AdamW's, those that pages print, and those with a part more."""
+    """Those that run: AdamW's, those measured, and those with a part more."""
     parts = [call for group in PARTS.get(suite, []) for call in group["calls"]]
-    return [ADAMW, *(x.call for x in PRINTED[suite]), *parts]
+    return [ADAMW, *(x.call for x in measured(suite)), *parts]
 
 
 def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
@@ -199,7 +232,7 @@ def compared(suite: str, printed: Printed, runs: Runs) -> Compared | None:
 def alternatives(suite: str, runs: Runs) -> dict[str, Printed]:
     """By printed call that keeps too little: the first of the same method that keeps enough."""
     found: dict[str, Printed] = {}
-    own = {x: y for x in PRINTED[suite] if (y := compared(suite, x, runs)) is not None}
+    own = {x: y for x in measured(suite) if (y := compared(suite, x, runs)) is not None}
     shares = {x: y.share for x, y in own.items() if y.share is not None}
     first = {x.method: x for x in reversed(shares)}
     for printed, share in shares.items():

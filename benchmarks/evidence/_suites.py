@@ -72,10 +72,12 @@ LARGE = {"width": 256, "heads": 8, "depth": 6}
 LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each family
 SIZES = ("adamw", "muon", "soap", "racs")
 LARGEST = ("adamw", "muon", "racs")
+CALLED = (*SIZES, "swan", "shampoo", "alice")  # all whose calls pages recommend
 BATCHED = ("adamw", "muon", "soap", "racs", "alice")
 FORMED = ("adamw", "shampoo", *STORAGES, "swan", "swan_products")
 WEIGHTS = ("adamw", "muon", "soap", *SIDES, "record")
-FINETUNED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
+ADAPTED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
+FINETUNED = tuple(dict.fromkeys(ADAPTED + CALLED))
 
 
 def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> Suite:
@@ -90,12 +92,12 @@ def resized(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
 
 
 def finetuned(
-    name: str, make: Callable[[int], Task], steps: int, budget: int, unit: str = "nats per byte"
+    name: str, make: Callable[[int], Task], steps: int, budget: int, **others: Any
 ) -> Suite:
     """Fine-tuning at rank 8, from a quarter of the declared learning rates."""
-    given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE}
-    given |= {"budget": budget, "scan": SCAN, "unit": unit}
-    return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=FINETUNED, **given)
+    given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE, "scan": SCAN}
+    given |= {"methods": ADAPTED, "budget": budget, **others}
+    return Suite(name=f"{name}-{steps}", make=make, steps=steps, **given)
 
 
 def relative(
@@ -122,19 +124,21 @@ DECLARED = (
         scan=SCAN,
         unit="nats per signal",
     ),
-    finetuned("finetune", finetune, 250, budget=7),
+    finetuned("finetune", finetune, 250, budget=7, methods=FINETUNED),
     retuned("forms", 250, FORMED, ladder=None),
     retuned("carried", 250, ("adamw", *RMS), ladder=None, carried=True),
     recipe("published", 2000, budget=1, methods=("adamw",), fixed=PUBLISHED, ladder=None),
     finetuned("classify", classify, 250, budget=5, unit="nats per image"),
     resized("batch", 125, BATCHED, sizes={"batch": 48}),
     retuned("recipe", 500, LONGER),
-    retuned("recipe", 1000, SIZES),
+    retuned("recipe", 1000, CALLED),
     retuned("recipe", 2000, ("adamw",)),
     *(resized("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
     *(resized("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
     resized("large", 320, ("adamw",), sizes=LARGE),
-    *(resized("code", steps, SIZES, text="code") for steps in (125, 250, 500)),
+    resized("code", 125, SIZES, text="code"),
+    resized("code", 250, CALLED, text="code"),
+    resized("code", 500, SIZES, text="code"),
     resized("code", 1000, ("adamw",), text="code"),
     retuned("weights", 250, WEIGHTS, budget=6),
     retuned("weights", 1000, WEIGHTS, budget=3, after="weights-250"),

@@ -185,8 +185,8 @@ def calls_that_ran() -> set[str]:
     calls, pages = module("evidence._calls"), module("pages")
     return {
         call
-        for suite, own in calls.PRINTED.items()
-        for call in (x.call for x in own)
+        for suite in calls.PRINTED
+        for call in (x.call for x in calls.measured(suite))
         if len(calls.result_of(suite, call, pages.runs()).finals) > 1
     }
 
