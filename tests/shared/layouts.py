@@ -93,9 +93,6 @@ LAYOUTS = {
     ),
     "dense, an uneven count": Layout((2, 4), several(13, (32, 64), P("x", "y"))),
     "scanned, an uneven count": Layout((2, 4), several(2, (6, 32, 64), P(None, "x", "y"), BATCH)),
-    "experts over a part, an uneven count": Layout(
-        (2, 4), several(1, (12, 32, 64), P("y", "x"), BATCH)
-    ),
     "heads, an uneven count": Layout(
         (2, 4), attention(5, P("y", "x"), P("x", None, "y"), heads=6, groups=2)
     ),
@@ -182,8 +179,7 @@ def bound_of(name: str) -> float:
     """What a device may receive in a step, over its share of the matrices, both ways.
 
     Twice its share each way, and what it has of updates beyond a share: the updates of kernels that
-    are whole along a mesh axis have to come from devices along it. Where all matrices have one
-    shape, the share is that of the busiest device, which owns whole matrices.
+    are whole along a mesh axis have to come from devices along it.
     """
     layout = LAYOUTS[name]
     mesh = mesh_of("auto", *layout.mesh)
@@ -191,13 +187,7 @@ def bound_of(name: str) -> float:
     own = sum(
         math.prod(NamedSharding(mesh, x.spec).shard_shape(x.shape)) for x in layout.leaves.values()
     )
-    first, *others = layout.leaves.values()
-    busiest = 1.0
-    if all(x == first for x in others) and first.axes.column_parts is None and not layout.rule:
-        batch = [n for i, n in enumerate(first.shape) if i not in first.axes.named]
-        count = len(layout.leaves) * math.prod(batch) * first.axes.column_heads
-        busiest = math.ceil(count / DEVICES) * DEVICES / count
-    return 4 * busiest + (own * DEVICES / whole - 1)
+    return 4 + (own * DEVICES / whole - 1)
 
 
 def cost_of(name: str, kind: str) -> Cost:
