@@ -2,11 +2,10 @@
 
 A call is Python with two numbers, `rate` and `decay`: the learning rate of matrices and the weight
 decay of the AdamW that is tuned in the suite. It gets the suite's clipping and schedule, and none
-of its own numbers is tuned. Where a suite has several calls of a method, the first is the one that
-pages print; the others are for where it keeps less than `ENOUGH` of the tuned gain. `PARTS`, from
-`parts.toml`, are calls with one part more than another. Among the lines a call's text is the name
-of the method; its values are the two numbers and the defaults of its arguments, so that it runs
-again where a default changes.
+of its own numbers is tuned. `BESIDE`, from `beside.toml`, are other calls of the same methods, for
+where one keeps less than `ENOUGH` of the tuned gain. `PARTS`, from `parts.toml`, are calls with one
+part more than another. Among the lines a call's text is the name of the method; its values are the
+two numbers and the defaults of its arguments, so that it runs again where a default changes.
 """
 
 from __future__ import annotations
@@ -55,11 +54,6 @@ class Printed(NamedTuple):
         call: Any = ast.parse(self.call, mode="eval").body
         return {x.arg for x in call.keywords}
 
-    @property
-    def short(self) -> Printed:
-        """That of one argument."""
-        return Printed("one argument", f"{self.call.partition(',')[0].removesuffix(')')})")
-
 
 SOAP = Printed("the lowest loss", "curvax.soap(0.01)")
 MUON = Printed("nearly this loss for less", "curvax.muon(0.03)")
@@ -67,19 +61,9 @@ PRODUCTS = "method=curvax.polar.newton_schulz(norm='gram', eps=0.0)"
 APART = "others=optax.adamw(rate)"
 SWAN = Printed("a lower loss without state", f"curvax.swan(0.13, {PRODUCTS}, {APART})")
 SLOWER = Printed("the same, slower", f"curvax.swan(0.06, {PRODUCTS}, {APART})")
-SHORT = Printed("the same, without `others`", f"curvax.swan(0.13, {PRODUCTS})")
 SHAMPOO = Printed(
     "AdamW's rate, with Shampoo's directions",
     "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))",
-)
-BRISK = Printed(
-    "the same, with AdamW's momentum",
-    "curvax.shampoo(rate, refresh=10, base=lambda rate: optax.adamw(rate, b1=0.8), "
-    "others=optax.adamw(4 * rate, b1=0.8))",
-)
-LATEST = Printed(
-    "the same, with statistics at each step",
-    BRISK.call.replace("refresh=10", "refresh=10, statistics_every=1"),
 )
 ALICE = Printed(
     "a slightly lower loss in low-rank state",
@@ -90,28 +74,18 @@ RACS = Printed(
     "curvax.racs(16 * rate, others=optax.adamw(4 * rate))",
 )
 TUNED = Printed("fine-tuning", "curvax.muon(0.01)")
-GENTLE = Printed("the same, and a slower embedding", "curvax.muon(0.01, others=optax.adamw(rate))")
-GENTLE_SOAP = Printed("the lowest loss when fine-tuning", f"curvax.soap(0.004, {APART})")
-GENTLE_SWAN = Printed("the same, slower still", f"curvax.swan(0.03, {PRODUCTS}, {APART})")
-GENTLE_SHAMPOO = Printed(GENTLE.goal, SHAMPOO.call.replace("4 * rate", "rate"))
-FRESH = Printed("fresher bases", "curvax.soap(0.01, refresh=3)")
-LIVELY = Printed(
-    "the same, and a faster embedding",
-    "curvax.soap(0.01, refresh=3, others=optax.adamw(4 * rate))",
-)
-SHORTER = Printed("a shorter momentum", "curvax.soap(0.01, b1=0.9)")
 REST = (SHAMPOO, ALICE, RACS)
 FIRST = (SOAP, MUON, SWAN, RACS)  # in README and its picture
 PRINTED = {
     "recipe-250": (SOAP, MUON, SWAN, *REST),
     "recipe-1000": (SOAP, MUON, SWAN, *REST),
-    "finetune-250": (TUNED, GENTLE, SOAP, SLOWER, *REST),
-    "code-250": (SOAP, SHORTER, FRESH, LIVELY, MUON, SWAN, *REST),
+    "finetune-250": (TUNED, SOAP, SLOWER, *REST),
+    "code-250": (SOAP, MUON, SWAN, *REST),
     "vision-2000": (TUNED, SOAP, SLOWER, *REST),
 }
-BESIDE = {name: (SHORT, BRISK, LATEST) for name in ("recipe-250", "recipe-1000", "code-250")}
-BESIDE["finetune-250"] = (GENTLE_SOAP, GENTLE_SWAN, GENTLE_SHAMPOO)
-PARTS = tomllib.loads((Path(__file__).parent / "parts.toml").read_text())
+BESIDE, PARTS = (
+    tomllib.loads((Path(__file__).parent / f"{x}.toml").read_text()) for x in ("beside", "parts")
+)
 
 
 class _Bare(ast.NodeTransformer):
@@ -162,15 +136,8 @@ def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
 
 
 def measured(suite: str) -> list[Printed]:
-    """Those that pages print, and of each method that of one argument and one with `others`."""
-    found = {x.call: x for x in (*PRINTED[suite], *BESIDE.get(suite, ()))}
-    for printed in PRINTED[suite]:
-        short = printed.short
-        found.setdefault(short.call, short)
-        if not any("others" in x.keywords for x in found.values() if x.method == short.method):
-            call = f"{short.call.removesuffix(')')}, {APART})"
-            found[call] = Printed("AdamW's rate for what is not a matrix", call)
-    return list(found.values())
+    """Those that pages print, and those beside: of one argument, with `others`, and longer ones."""
+    return [*PRINTED[suite], *(Printed("", call) for call in BESIDE[suite])]
 
 
 def calls_of(suite: str) -> list[str]:
