@@ -27,9 +27,7 @@ if FLAG not in os.environ.get("XLA_FLAGS", ""):
 import jax  # noqa: E402
 from jax._src.interpreters import pxla  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
-from jax.sharding import (  # noqa: E402
-    SingleDeviceSharding,
-)
+from jax.sharding import SingleDeviceSharding  # noqa: E402
 
 # NVIDIA's published figures, as XLA writes them.
 H200 = """
@@ -49,12 +47,8 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 0 }
 device_description_str: "NVIDIA H200"
 """
-
-
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
-MEMORY = {"v5e": 16 * 2**30}
-"""Bytes of devices. XLA refuses programs that do not fit, and keeps some of the bytes for
-itself."""
+MEMORY = {"v5e": 16 * 2**30}  # bytes; XLA refuses programs that do not fit, and keeps some itself
 
 
 @functools.cache  # another topology would have other devices

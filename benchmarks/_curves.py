@@ -18,10 +18,11 @@ from .evidence._plan import Result
 LINES = ("-", "--", ":", "-.")
 
 
-def spread(values: Iterable[float], form: str) -> str:
-    """The mean, and the smallest and the largest."""
-    values = np.array(list(values))
-    return f"{values.mean():{form}} ({values.min():{form}} … {values.max():{form}})"
+def spread(values: Iterable[float], form: str, others: Iterable[float] = ()) -> str:
+    """The mean, and the smallest and the largest, of these and of others."""
+    values = list(values)
+    every = [*values, *others]
+    return f"{np.mean(values):{form}} ({min(every):{form}} … {max(every):{form}})"
 
 
 def styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:

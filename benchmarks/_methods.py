@@ -18,13 +18,8 @@ STORAGES = {
     "CQ+EF": curvax.cholesky(error_feedback=0.95),
     "packed": curvax.packed(),
 }
-
-
 NAMES = tuple(row.name for family in get_args(Family) for row in ROWS if row.family == family)
 NAMED = {row.name: row for row in ROWS}
-
-PEER = {"muon": "optax.contrib.muon", "galore": "optax.contrib.galore"}
-"""The same method in Optax."""
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "soap": {
@@ -92,9 +87,10 @@ def making(row: Row, **settings: Any) -> Callable[[int, int], Any]:
 
 def methods_of(row: Row) -> dict[str, Method]:
     """A method, its variants, and itself with every storage."""
+    peer = f"optax.contrib.{row.name}"  # the same method in Optax
     plain = Method(
         making(row),
-        PEER.get(row.name),
+        peer if peer in PEERS else None,
         row.numbers and (lambda m, n, r: row.numbers(row.size(m, n, r, {}))),
         refreshes=row.keeps is not None,
         offset=offset_of(row),

@@ -19,13 +19,8 @@ import jax
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "matplotlib")
-VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "XLA_FLAGS",
-    "MALLOC_ARENA_MAX",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-)
+VARIABLES = ("OPENBLAS_NUM_THREADS", "XLA_FLAGS", "MALLOC_ARENA_MAX")
+VARIABLES += ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000")
 """Okabe and Ito's palette, which color-blind readers can tell apart."""
@@ -97,8 +92,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
 
 
 def arguments(doc: str | None, sections: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The arguments of every suite: `--preset`, `--seed`, `--out`, and `--only` where it has
-    sections."""
+    """The arguments of every suite; `--only` where it has sections."""
     parser = parser_of(doc)
     preset = "gpu" if jax.default_backend() == "gpu" else "cpu"
     help = "sizes for minutes on a CPU, or a GPU's (here %(default)s)"

@@ -38,10 +38,7 @@ GPT2_SMALL = Shapes(768, 3072, 12, 50257, gated=False)
 # Table 10 of arXiv:2502.07752 (`tests/project/test_papers.py`); then Touvron et al.,
 # arXiv:2302.13971 (7B).
 LLAMA_130M = Shapes(768, 2048, 12, 32000)
-LLAMA = {
-    "1.3B": Shapes(2048, 5461, 24, 32000),
-    "7B": Shapes(4096, 11008, 32, 32000),
-}
+LLAMA = {"1.3B": Shapes(2048, 5461, 24, 32000), "7B": Shapes(4096, 11008, 32, 32000)}
 
 
 def kernels(model: Shapes, seed: int) -> Any:

@@ -6,10 +6,10 @@
 
 The order: products and refreshes by them, with steps of all methods; LLaMA-60M on 33 million tokens
 with each method at some learning rates, then other seeds of the best; 130M; Marin's smallest model
-at Marin's rates, with weights on spheres and without; costs of steps,
-training steps with guards and without, storages, compiling; layer-wise steps of large models;
-fine-tuning from prose to code. `_pretraining.py` describes the training of models, `_products.py`
-the products. Tokens come from `runs/corpus.npz` (`python -m benchmarks corpus`).
+at Marin's rates, with weights on spheres and without; costs of steps, training steps with guards
+and without, storages, compiling; layer-wise steps of large models; fine-tuning from prose to code.
+`_pretraining.py` describes the training of models, `_products.py` the products. Tokens come from
+`runs/corpus.npz` (`python -m benchmarks corpus`).
 
 A measurement is a line of the file `--lines` as soon as it ends. It has a limit of time and runs in
 another process, so that one that fails or hangs leaves the reason and costs no other. Minutes are
@@ -38,11 +38,9 @@ from . import _lines, _llama, _products, _record
 from ._pretraining import FINETUNED, KEPT, MARIN, RATES, SIZES, Trainer
 from .corpus import PLACE
 
-FLAGS = {
-    "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",  # compiles five times as fast
-    "JAX_COMPILATION_CACHE_DIR": "runs/gpu/compiled",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
-}
+FLAGS = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false"}  # compiles five times as fast
+FLAGS["JAX_COMPILATION_CACHE_DIR"] = "runs/gpu/compiled"
+FLAGS["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "1"
 Lines = Mapping[str, Mapping[str, Any]]  # by job
 ALL = ("adamw", "muon", "soap", "racs", "alice", "shampoo")
 STACKS = (
@@ -53,23 +51,19 @@ STACKS = (
 BY_TRITON = (*(("products", 120, 768), ("products", 24, 3072)), ("rotations", 120, 768))
 """Measured with XLA's own kernels too, which split operands for X3 and X6 inside of one product."""
 STEP = "step --only gpt2 --plain --rounds 23 --seconds 3 --methods"
-STEPS = {  # seconds, and a command
-    "step muon, racs": (35, f"{STEP} muon,racs,asgo,dasgo"),
-    "step soap": (45, f"{STEP} soap,eigen_adam,kl_shampoo"),
-    "step rotations": (
-        40,
-        f"{STEP} 'soap, rotations,eigen_adam, rotations,kl_shampoo, rotations'",
-    ),
-    "step in X6": (
-        45,
-        f"{STEP} 'soap, rotations in X6,soap, rotations in X3,asgo, roots in X6'",
-    ),
-    "precision": (40, "precision --only refreshes,roots,steps"),
-    "step shampoo": (45, f"{STEP} shampoo,foam,dr_shampoo"),
-    "step galore": (40, f"{STEP} galore,fira,alice,apollo"),
-    "step sumo": (30, f"{STEP} sumo"),
-    "step swan": (45, f"{STEP} swan,osgdm"),
+TIMED = {  # seconds, and methods
+    "step muon, racs": (35, "muon,racs,asgo,dasgo"),
+    "step soap": (45, "soap,eigen_adam,kl_shampoo"),
+    "step rotations": (40, "'soap, rotations,eigen_adam, rotations,kl_shampoo, rotations'"),
+    "step in X6": (45, "'soap, rotations in X6,soap, rotations in X3,asgo, roots in X6'"),
+    "precision": (40, ""),
+    "step shampoo": (45, "shampoo,foam,dr_shampoo"),
+    "step galore": (40, "galore,fira,alice,apollo"),
+    "step sumo": (30, "sumo"),
+    "step swan": (45, "swan,osgdm"),
 }
+STEPS = {name: (seconds, f"{STEP} {methods}") for name, (seconds, methods) in TIMED.items()}
+STEPS["precision"] = 40, "precision --only refreshes,roots,steps"
 COSTS = {
     "step llama": (150, "step --only llama --plain --rounds 23 --seconds 3"),
     "storages": (150, "step --only gpt2 --rounds 12 --seconds 3 --methods shampoo,asgo,soap"),
@@ -94,19 +88,11 @@ class Preset(NamedTuple):
     suites: bool = False
 
 
+TRAINED = {"60M": ALL, "130M": ("adamw", "muon", "soap", "racs")}
+FEW = [(kind, 2, 64) for kind, *_ in STACKS[::2]]
 PRESETS = {
-    "gpu": Preset(
-        STACKS,
-        {"60M": ALL, "130M": ("adamw", "muon", "soap", "racs")},
-        (1, 2),
-        (500, 2000),
-        400,
-        "Marin 130M",
-        True,
-    ),
-    "cpu": Preset(
-        [(kind, 2, 64) for kind, *_ in STACKS[::2]], {"2M": ALL}, (1, 2), marin="Marin 2M"
-    ),
+    "gpu": Preset(STACKS, TRAINED, (1, 2), (500, 2000), 400, "Marin 130M", True),
+    "cpu": Preset(FEW, {"2M": ALL}, (1, 2), marin="Marin 2M"),
 }
 
 

@@ -109,7 +109,8 @@ def calls(own: Iterable[_calls.Printed] = _calls.PRINTED[RECIPE]) -> str:
             continue
         loss, slower = float(np.mean(found.losses)), found.milliseconds / base.milliseconds
         over = [speed_up(loss, suite.steps, curve, x) for x in (1.0, slower)]
-        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f"), *over]
+        others = _calls.elsewhere(RECIPE, printed.call, runs())
+        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f", others), *over]
         row += [cell(slower, ".2f"), on_gpu(printed)]
         rows.append([*row, bytes_per_number(printed.method)])
     rows.sort(key=lambda row: float(row[2].split()[0]))
@@ -128,12 +129,8 @@ def default_calls() -> dict[str, dict[str, str]]:
 
 
 def on_gpu(printed: _calls.Printed) -> str:
-    """A training step over AdamW's, of a call whose work is that of the default call."""
-    if not printed.keywords <= {"rank", "others"}:
-        return ""
-    row = default_calls()[printed.method]
-    about = "≈ " if "≈" in row["H100: a step, ms"] + row["a refresh more, ms"] else ""
-    return about + row["training step over AdamW's"]
+    """A training step over AdamW's, of a call whose program is known."""
+    return default_calls().get(printed.program, {}).get("training step over AdamW's", "")
 
 
 def kept() -> str:
@@ -146,7 +143,8 @@ def kept() -> str:
         gains = [x and f"{found.adamw - x:.3f}" for x in (found.call, found.tuned)]
         share = None if found.share is None else f"{100 * found.share:.0f} %"
         own = _calls.result_of(name, printed.call, runs())
-        row = [f"`{name}`", f"`{printed.call}`", spread(own.losses, ".3f"), f"{len(own.finals)}"]
+        loss = spread(own.losses, ".3f", _calls.elsewhere(name, printed.call, runs()))
+        row = [f"`{name}`", f"`{printed.call}`", loss, f"{len(own.finals)}"]
         rows.append([*row, *(x or "" for x in (*gains, share))])
     titles = ["suite", "call", "validation loss, mean (range)", "seeds", "below AdamW's"]
     titles += ["the tuned point below AdamW's", "kept"]

@@ -86,8 +86,12 @@ DECOMPOSED = re.compile(r'op_name="[^"]*/(?:eigh|svd|qr|geqrf|cholesky)["/]')
 WITHOUT_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**31 - 1}
 ON_TPU = ("soap", "asgo", "kl_shampoo", "shampoo", "muon", "foam", "optax.adamw")
 """Whose default calls are recorded for a v5e, whose compiler takes minutes."""
-BLOCKS = "curvax.soap(rate, matrices=curvax.MatrixRule(block_size=1024))"
-"""What large factors cost a GPU, and blocks do not."""
+CALLS = (
+    "curvax.soap(rate, matrices=curvax.MatrixRule(block_size=1024))",
+    "curvax.swan(rate, method=curvax.polar.newton_schulz(norm='gram', eps=0.0))",
+    "curvax.shampoo(rate, refresh=10, base=optax.adamw)",
+)
+"""Blocks, for large factors on a GPU, and calls that README prints."""
 DEVICES = {"h200": "H200", "v5e": "v5e", "cpu": "CPU"}
 BASES = ("soap", "eigen_adam", "kl_shampoo")  # the methods that have bases and no roots
 SHORT = {True: _turns.SHORT, False: _turns.SHORT_FOR_ROOTS}
@@ -243,9 +247,9 @@ def counted(text: str, part: str) -> dict[str, Any]:
 
 def minus(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The difference of two programs."""
-    keys = {*one["flops"], *other["flops"]}
-    flops = {key: one["flops"].get(key, 0) - other["flops"].get(key, 0) for key in sorted(keys)}
-    flops = {key: x for key, x in flops.items() if x}
+    flops = collections.Counter(one["flops"])
+    flops.subtract(other["flops"])
+    flops = {key: x for key, x in sorted(flops.items()) if x}
     return {key: one[key] - other[key] for key in ("kernels", "bytes")} | {"flops": flops}
 
 
@@ -331,9 +335,16 @@ def fitted(lines: Lines) -> Model:
     return Model(measured, solved(places >= 0), errors)
 
 
+def method_of(name: str) -> str:
+    """That of a call, or the name itself."""
+    return name.partition("(")[0].removeprefix("curvax.")
+
+
 def period_of(name: str) -> int:
-    """Of its refreshes by default, or of the checks of its policy."""
-    parameters = inspect.signature(getattr(curvax, name)).parameters
+    """Of the refreshes of a method by default or of a call, or of the checks of its policy."""
+    if found := re.search(r"refresh=(\d+)", name):
+        return int(found[1])
+    parameters = inspect.signature(getattr(curvax, method_of(name))).parameters
     if "check_every" in parameters:
         return parameters["check_every"].default
     policy = parameters["refresh"].default
@@ -351,8 +362,8 @@ COLUMNS = {
     "decompositions": ("decompositions", "d"),
     "ms": ("H100: a step, ms", ""),
     "refresh_ms": ("a refresh more, ms", ""),
-    "mean_ms": ("mean, ms", ".1f"),
-    "training": ("training step over AdamW's", ".2f"),
+    "mean_ms": ("mean, ms", ""),
+    "training": ("training step over AdamW's", ""),
 }
 SCALES = {"bytes": 1e9, "kernels": 1.0, "float32": 1e12, "default": 1e12, "bf16x3": 1e12}
 
@@ -366,7 +377,7 @@ def digits(x: float) -> str:
 
 def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
     """A default call, or another one, for each device."""
-    method = name.partition("(")[0].removeprefix("curvax.")
+    method = method_of(name)
     for device in DEVICES:
         found = {part: Cell(device, "gpt2", "unrolled", "", name, part) for part in PARTS}
         step, refresh = (lines.get(cell, {}) for cell in found.values())
@@ -376,7 +387,7 @@ def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
         row |= {"device": DEVICES[device], "decompositions": step["decompositions"]}
         own, more, period = costs(step), dict.fromkeys(SCALES, 0.0), 1
         if "bytes" in refresh:
-            period = period_of(method)
+            period = period_of(name)
             row["decompositions"] = refresh["decompositions"]
             counted = max(k for k in PERIODS if k <= period), SHORT[method in BASES]
             rounds = 1 if device == "cpu" else rotations(*counted)  # exact on CPUs
@@ -412,13 +423,15 @@ def times_of(
         mean += extra / period
     adamw = recorded_table("Training steps")["optax.adamw"]["between, ms"]
     rest = adamw - times["optax.adamw"]["p50, ms"]
-    return found | {"mean_ms": mean, "training": (rest + mean) / adamw}
+    about = "≈ " * ("≈" in "".join(found.values()))
+    found["mean_ms"] = f"{about}{mean:.1f}"
+    return found | {"training": f"{about}{(rest + mean) / adamw:.2f}"}
 
 
 def table_of(lines: Lines) -> _record.Table:
     """All default calls."""
     model = fitted(lines)
-    names = ("optax.adamw", *NAMES, BLOCKS)
+    names = ("optax.adamw", *NAMES, *CALLS)
     rows = [row for name in names for row in rows_of(name, lines, model)]
     per_byte, per_kernel, exact, default = model.rates
     errors = ", ".join(f"`{x}` {100 * e:+.0f} %" for x, e in model.errors.items())
@@ -437,7 +450,7 @@ def table_of(lines: Lines) -> _record.Table:
         "measured step of this method, which it was not fitted to there, or the root mean square "
         f"of all such errors: {errors}. Rotations in a refresh, for gradients whose covariance "
         f"turns slowly: {counts}. The last column is AdamW's training step of {adamw} ms with this "
-        "update in the place of AdamW's."
+        f"update in the place of AdamW's. v5e: {', '.join(ON_TPU)}; its compiler takes minutes."
     )
     return _record.Table("Default calls", COLUMNS, rows, note)
 
@@ -476,7 +489,7 @@ def others(lines: Lines) -> Iterator[_record.Table]:
 def cells(args: Any) -> Iterator[Cell]:
     """The cells that the arguments select; the cheapest compilers first."""
     for device, method, part in itertools.product(args.device, args.methods, args.part):
-        refreshes = "(" in method or (method in NAMED and NAMED[method].keeps)
+        refreshes = (own := method_of(method)) in NAMED and NAMED[own].keeps
         skipped = device == "v5e" and args.model == "gpt2" and method not in ON_TPU
         if (part == "step" or refreshes) and not skipped:
             yield Cell(device, args.model, args.layers, args.layout, method, part)
@@ -502,7 +515,7 @@ def extended(path: Path, asked: list[Cell], limit: int) -> Lines:
 def main() -> None:
     """Compiles the missing cells, and writes the tables of all recorded ones."""
     parser = _record.arguments(__doc__, SECTIONS)
-    add, known = parser.add_argument, ("optax.adamw", *NAMES, BLOCKS)
+    add, known = parser.add_argument, ("optax.adamw", *NAMES, *CALLS)
     some = "separated by commas"
     add("--device", type=_record.names(tuple(PLATFORMS)), default=tuple(DEVICES), help=some)
     add("--part", type=_record.names(PARTS), default=PARTS, help=some)

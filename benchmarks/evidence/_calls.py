@@ -49,10 +49,12 @@ class Printed(NamedTuple):
         return self.call.partition("(")[0].rpartition(".")[2]
 
     @property
-    def keywords(self) -> set[str]:
-        """Those of the method."""
+    def program(self) -> str:
+        """The name of its matrices' program in `programs`: the method's, if it is the default's."""
         call: Any = ast.parse(self.call, mode="eval").body
-        return {x.arg for x in call.keywords}
+        call.args[:1] = [ast.Name("rate")]
+        call.keywords = [x for x in call.keywords if x.arg not in ("rank", "others")]
+        return ast.unparse(call) if call.keywords else self.method
 
 
 SOAP = Printed("the lowest loss", "curvax.soap(0.01)")
@@ -123,8 +125,8 @@ def calls_in(text: str) -> Iterator[str]:
                     yield ast.unparse(node)
 
 
-def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
-    """The run of a call, as its defaults are now."""
+def request_of(suite: str, call: str, seed: int, runs: Runs, text: str | None = None) -> Request:
+    """The run of a call, as its defaults are now, on the suite's text if no other is named."""
     adamw: Any = best_in(suite, "adamw", runs)
     values = {"rate": adamw["rate"], "decay": adamw["decay"] / adamw["rate"]}
     if call != ADAMW:
@@ -132,7 +134,7 @@ def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
         given = inspect.signature(eval(f"curvax.{method.partition('(')[0]}")).parameters.values()
         said = [f"{x.name}={x.default}" for x in given if x.default not in (x.empty, None)]
         values["defaults"] = re.sub(r" at 0x\w+", "", ", ".join(said))
-    return Request(suite, call, values, seed)
+    return Request(suite, call, values if text is None else values | {"text": text}, seed)
 
 
 def measured(suite: str) -> list[Printed]:
@@ -146,14 +148,21 @@ def calls_of(suite: str) -> list[str]:
     return [ADAMW, *(x.call for x in measured(suite)), *parts]
 
 
-def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
-    """Makes the missing runs, suite after suite and seed by seed, at most so many."""
+def run(
+    suites: Iterable[Suite], lines: Lines, most: int | None = None, text: str | None = None
+) -> None:
+    """Makes the missing runs, suite after suite and seed by seed, at most so many.
+
+    Where this process reads another text than the suite's, of this digest, printed calls alone run.
+    """
     wanted = [
-        request_of(suite.name, call, seed, lines.runs)
+        request_of(suite.name, call, seed, lines.runs, text)
         for suite in suites
         if suite.name in PRINTED
         for seed in suite.seeds
-        for call in calls_of(suite.name)
+        for call in (
+            calls_of(suite.name) if text is None else [x.call for x in PRINTED[suite.name]]
+        )
     ]
     missing = [request for request in wanted if request.key not in lines.runs]
     runner = Runner()
@@ -165,6 +174,14 @@ def result_of(suite: str, call: str, runs: Runs) -> Result:
     """The runs of a call that are there."""
     keys = [request_of(suite, call, seed, runs).key for seed in SUITES[suite].seeds]
     return Result(None, [runs[key] for key in keys if key in runs])
+
+
+def elsewhere(suite: str, call: str, runs: Runs) -> list[float]:
+    """The losses of a call on other texts than the suite's."""
+    own = [request_of(suite, call, seed, runs) for seed in SUITES[suite].seeds]
+    texts = {x["values"]["text"] for x in runs.values() if "text" in x["values"]}
+    keys = [x._replace(values={**x.values, "text": y}).key for x in own for y in sorted(texts)]
+    return [runs[key]["loss"] for key in keys if key in runs]
 
 
 class Compared(NamedTuple):

@@ -29,6 +29,7 @@ from ._methods import METHODS
 from ._plan import Lines, Request, Runs, best_in, read, status
 from ._suites import SUITES, TUNING_SEED
 from ._sweep import Runner, sweep
+from ._texts import read as read_text
 
 FOLDER = _record.FOLDER / "evidence"
 
@@ -55,6 +56,7 @@ def main() -> None:
     add("--suites", type=_record.names(tuple(SUITES)), help=help)
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
     add("--most", type=int, help="runs after which to stop")
+    add("--elsewhere", action="store_true", help="of `calls`: not on the suite's text but this one")
     add("--workers", type=int, default=1, help="processes that train (%(default)s)")
     add("--method", default="adamw", help="of `try`, or a call (%(default)s)")
     add("--values", default="{}", help="of `try`: numbers and values of a method, by name")
@@ -68,7 +70,8 @@ def main() -> None:
     if args.action == "run":
         sweep(suites, Lines(args.out), args.most, args.workers)
     elif args.action == "calls":
-        _calls.run(suites, Lines(args.out), args.most)
+        text = read_text("prose").digest if args.elsewhere else None
+        _calls.run(suites, Lines(args.out), args.most, text)
         _calls.drawn("recipe-250", read(args.out)).savefig(args.out / "calls.png", dpi=120)
     elif args.action == "status":
         print(status(suites, read(args.out)))

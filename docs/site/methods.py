@@ -171,7 +171,7 @@ def start(name: str) -> str:
     number, *multiple = starts()[name].split(" × ")
     rate, decay = _times(int(number)) if multiple else (number, f"decay * rate / {number}")
     arguments = [*given(name), ON_BASE if rows()[name].base else DECAY]
-    apart = multiple or any("others" in x.keywords for x in printed(name))
+    apart = multiple or any("others=" in x.call for x in printed(name))
     if apart and not rows()[name].everything:  # others have the rate of the matrices elsewhere
         arguments.append(
             "others=optax.adamw({}, weight_decay={})".format(*_times(others().get(name, 1)))

@@ -268,13 +268,12 @@ def test_where_a_call_keeps_too_little_another_takes_its_place(
     assert [*found] == ["curvax.soap(0.01)"] * bool(expected)
 
 
-def test_times_on_a_gpu_are_of_default_calls_and_marked_where_they_are_expected(
+def test_times_on_a_gpu_are_of_the_program_of_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls, pages = module("evidence._calls"), module("pages")
-    heads = ("H100: a step, ms", "a refresh more, ms", "training step over AdamW's")
-    cells = {"soap": ("12.8", "≈ 315 ± 31 %", "1.58"), "muon": ("8.4", "", "1.08")}
-    found = {name: dict(zip(heads, row, strict=True)) for name, row in cells.items()}
+    cells = {"soap": "≈ 1.58", "muon": "1.08", "curvax.soap(rate, refresh=4)": "≈ 2"}
+    found = {name: {"training step over AdamW's": cell} for name, cell in cells.items()}
     monkeypatch.setattr(pages, "default_calls", lambda: found)
 
     def column(call: str) -> str:
@@ -283,6 +282,7 @@ def test_times_on_a_gpu_are_of_default_calls_and_marked_where_they_are_expected(
     assert column("curvax.muon(0.03)") == "1.08" and column("curvax.soap(0.01)") == "≈ 1.58"
     assert column("curvax.muon(rate, others=optax.adamw(4 * rate))") == "1.08"
     assert column("curvax.soap(0.01, refresh=3)") == ""
+    assert column("curvax.soap(0.01, refresh=4, others=optax.adamw(rate))") == "≈ 2"
 
 
 def test_pages_of_methods_start_with_the_calls_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
