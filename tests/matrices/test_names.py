@@ -1,6 +1,7 @@
 """Leaves that families of models name: what is a matrix, what is not, and what is a guess."""
 
 import jax.numpy as jnp
+import pytest
 
 import curvax
 from curvax import MatrixAxes
@@ -88,6 +89,17 @@ def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
     assert "a guess" not in curvax.summarize(said, guessed)
     described = (curvax.describe_state(o, guessed) for o in (curvax.muon(0.1), said))
     assert next(described) == next(described)
+
+
+@pytest.mark.parametrize(
+    "joined",
+    ["{}.{}", "['{}']['{}']", ".{}.{}", "('{}', '{}')", "{}:{}", "{}/{}:0", "{}|{}"],
+)
+def test_names_are_read_whatever_is_between_them(joined: str) -> None:
+    tree = {"norm/scale": (3, 8), "embed/embedding": (9, 8), "up/kernel": (8, 4), "up/bias": (8,)}
+    names = {name: joined.format(*name.split("/")) for name in tree}
+    expected = {names[name]: treatment for name, treatment in treated(tree).items()}
+    assert treated({names[name]: shape for name, shape in tree.items()}) == expected
 
 
 def test_names_in_dots_and_parts_of_complex_parameters() -> None:
