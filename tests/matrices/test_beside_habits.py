@@ -111,6 +111,8 @@ FLAX: ConvLocal_0/kernel 8 8 36 12 -> ConvLocal_0/kernel 2.3
 FLAX: ConvLocal_0/(kernel 8 8 36 12, bias 12) -> ConvLocal_0/kernel 2.3
 FLAX: ConvLocal_0/(kernel 8 36 12, bias 12) -> ConvLocal_0/kernel 1.2
 # A `b` beside a `w` is a bias, one beside an `a` a factor.
+MatrixRule FLAX: attn/(wq_a/kernel 32 6, wq_b/kernel 6 4 8, wkv_a 32 8, wkv_b 8 4 5) ->
+    attn/(wq_b/kernel 0.12, wkv_b 0.12)
 MatrixRule: wq_a 9 4, wq_b 4 6 -> wq_b 0.1
 MatrixRule: query_w 9 4 8, output_w 4 8 9 -> query_w 0.12
 MatrixRule: time_maa_w1 9 4, time_decay_w2 4 6 -> {time_maa_w1,time_decay_w2} 0.1
@@ -183,6 +185,7 @@ MatrixRule FLAX: m/(up/kernel 20 5 16, up/bias 5 16, router/kernel 20 5) -> m/up
 MatrixRule: B 12 20 2, C 20 12 2 -> {B,C} 1.0
 MatrixRule linen: mlp/(gating_einsum 2 16 8, linear 16 8) -> mlp/gating_einsum 2.1
 MatrixRule linen: mlp/(gating_einsum 2 8 16, linear 16 8) -> mlp/gating_einsum 1.2
+MatrixRule linen: mlp/(gate_einsum 2 8 16, linear 16 8) -> mlp/gate_einsum 1.2
 # Gates beside the layer that they open, in one kernel, and experts in the middle
 MatrixRule FLAX: mlp/(wi/kernel 32 2 64, wi/bias 2 64, wo/kernel 64 32) -> mlp/wi/kernel 0.2
 MatrixRule FLAX: moe/(router/kernel 32 8, w2 64 8 32, b2 8 32) -> moe/w2 0.2
@@ -211,6 +214,9 @@ def test_a_first_reading_is_that_of_the_siblings() -> None:
     for shape, axes in (((2, 16, 8), MatrixAxes(2, 1)), ((2, 8, 16), MatrixAxes(1, 2))):
         found = offered({"mlp/gating_einsum": shape, "mlp/linear": (16, 8)})
         assert found["mlp/gating_einsum"][0] == axes
+    assert offered({"out_einsum/w": (8, 4, 20)})["out_einsum/w"][0] == MatrixAxes((0, 1), 2)
+    of_experts = offered({"mlp/gating_einsum": (5, 2, 16, 8), "mlp/linear": (5, 16, 8)})
+    assert of_experts["mlp/gating_einsum"][0] == MatrixAxes(3, 2)
 
 
 def test_the_height_of_a_kernel_is_no_number_of_layers_elsewhere() -> None:

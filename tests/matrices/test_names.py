@@ -53,6 +53,13 @@ def test_kernels_are_matrices_and_a_weight_has_its_output_axis_first() -> None:
             assert treated({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
 
 
+def test_what_is_called_after_a_gate_may_be_a_matrix() -> None:
+    found = treated({"moe/gate_weight": (8, 32), "moe/gate_einsum": (8, 32), "moe/gate": (8, 32)})
+    assert found["moe/gate_weight"] == MatrixAxes(rows=1, columns=0)
+    assert found["moe/gate_einsum"] == MatrixAxes(rows=0, columns=1)
+    assert found["moe/gate"] == "gate of moe"
+
+
 def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:
     """Gemma 3's projector, `(in, out)`, is called so in PyTorch too."""
     names = {"projector/mm_input_projection_weight": True, "attn/in_proj_weight": False}

@@ -44,7 +44,7 @@ _VECTOR_WORDS = re.compile(
     r"|decay|slope|scalars?|sinks?"
 )
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
-_FACTOR_NAMES = re.compile(r"time_.+_w\d")  # RWKV's, of what is otherwise a vector
+_MATRICES_OF_VECTORS = re.compile(r"time_.+_w\d|gates?_(weights?|w|einsum)")  # RWKV's, and of gates
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
 _NORM = re.compile(r"(?i:(?!.*ada).*(norm|ln)(_?(f|\d+))*)")
 NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
@@ -122,7 +122,7 @@ def kind_of(name: str) -> str | None:
     _, parent, last = path_of(name)
     if _TABLE_NAMES.fullmatch(last):
         return "table"
-    if _is_strong(last, parent) or _FACTOR_NAMES.fullmatch(last):
+    if _is_strong(last, parent) or _MATRICES_OF_VECTORS.fullmatch(last):
         return None
     if _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last):
         return "vector"

@@ -219,9 +219,9 @@ def _by_bias(p: Parameter) -> Readings:
     )
 
 
-# Factors of LoRA
+# Factors of LoRA, and of latent attention
 
-_FACTOR = re.compile(r"(.*lora_?)([abAB])")
+_FACTOR = re.compile(r"(.*lora_?|w?(?:q|kv)_)([abAB])")
 _OTHER = dict(zip("abAB", "baBA", strict=True))
 
 
@@ -292,10 +292,11 @@ def _einsum(p: Parameter) -> Readings:
         return ()
     if layer.startswith("gat"):
         # The other layer has the features and outputs the other way round.
-        turned = shape[-2] != shape[-1] and shape[-2:] in [other.shape for other in p.beside]
+        others = [other.shape[-2:] for other in p.beside]
+        turned = shape[-2] != shape[-1] and shape[-2:] in others
         both = (*_readings_of(p, ((-2, -1),)), *_readings_of(p, ((-1, -2),)))
         return both[:: -1 if turned else 1]
-    if "vec" in layer:
+    if "vec" in layer or "out" in layer:
         axes = behind(MatrixAxes((-3, -2), -1), p.ndim, None)
         return (Reading(axes, f"{shape[-3]} heads of {shape[-2]}", ambiguous=True),)
     return (_heads_first(p)._replace(ambiguous=True),)
