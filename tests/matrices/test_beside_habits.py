@@ -22,6 +22,13 @@ MatrixRule torch_layout equinox: up/(weight 64 32 2 2, bias 32) -> up/weight 023
 torch_layout: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 023.1
 equinox: up/(weight 32 64 2 2, bias 32 1 1) -> up/weight 123.0
 MatrixRule linen: up_conv/(kernel 3 12 36, bias 12) -> up_conv/kernel 02.1
+torch_layout: {tconv,trans_conv,ConvT_0}/weight 64 32 2 2 ->
+    {tconv,trans_conv,ConvT_0}/weight 023.1
+# Of three axes the last may be that of layers which share a bias, the others not.
+ALL: up/(kernel 4 12 36, bias 12) -> up/kernel 02.1
+ALL: ups/0/(weight 64 32 4, bias 32) -> ups/0/weight 02.1
+ALL: resblocks/0/(weight_v 64 32 3, weight_g 64 1 1, bias 64) -> resblocks/0/weight_v 12.0
+ALL: symm/(kernel 8 6 16, bias 8) -> symm/kernel 12.0
 # GPT-Neo has the names of GPT-2, but not its layout.
 hf_flax: h/0/mlp/c_fc/(kernel 32 128, bias 128) -> h/0/mlp/c_fc/kernel 0.1
 torch_layout: up/(weight 32 128, bias 128) -> up/weight 0.1
@@ -58,6 +65,11 @@ haiku: layer_stack/conv1_d/w 2 5 6 7 -> layer_stack/conv1_d/w 12.3
 haiku: layer_stack/conv1_d_transpose/w 6 3 12 36 -> layer_stack/conv1_d_transpose/w 13.2
 # A norm of each head
 FLAX: attn/(query/kernel 32 4 8, q_norm/scale 4 8) -> attn/query/kernel 0.12
+FLAX: action_expert/(q_proj/kernel 12 4 8, o_proj/kernel 4 8 12) ->
+    action_expert/(q_proj/kernel 0.12, o_proj/kernel 01.2)
+# As many heads as entries of each, which a bias of layers on axis 1 would fit too
+ALL: mha/(query/kernel 64 8 8, query/bias 8 8, query_norm/scale 8 8, out/kernel 8 8 64, out/bias 64)
+    -> mha/(query/kernel 0.12, out/kernel 01.2)
 # KerasHub's Gemma has heads first; grouped keys tell, also with as many features as heads.
 MatrixRule keras: attention/(query/kernel 8 20 4, {key,value}/kernel 2 20 4, attention_output/kernel
     8 4 20) -> attention/({query,key,value}/kernel 1.02, attention_output/kernel 01.2)
@@ -67,6 +79,11 @@ keras: attention/({query,key,value}/kernel 8 20 4, attention_output/kernel 8 4 2
     attention/({query,key,value}/kernel 1.02, attention_output/kernel 01.2)
 linen: attention/(query/kernel 8 20 4, {key,value}/kernel 2 20 4, attention_output/kernel 8 4 20) ->
     attention/{query,key,value}/kernel 1.02
+FLAX: attn/(q_einsum_1/w 8 20 4, kv_einsum_1/w 2 2 20 4, attn_vec_einsum_1/w 8 4 20) ->
+    attn/(q_einsum_1/w 1.02, kv_einsum_1/w 2.13, attn_vec_einsum_1/w 01.2)
+# AlphaFold 3
+MatrixRule haiku: q_projection/(weights 32 4 8, bias 4 8), k_projection/weights 32 4 8 ->
+    {q,k}_projection/weights 0.12
 # TransformerLens has heads first, as a bias of one layer or `D = H·K` tells.
 MatrixRule FLAX: attn/(W_Q 4 20 8, W_K 2 20 8, W_O 4 8 20, b_Q 4 8, b_O 20) -> attn/W_Q 1.02
 MatrixRule: attn/(W_Q 4 32 8, W_O 4 8 32) -> attn/(W_Q 1.02, W_O 01.2)
@@ -77,6 +94,16 @@ keras: attention/({query,key,value}/kernel 8 8 4, attention_output/kernel 8 4 8,
 ALL: embedding/(weight 64 9, bias 64) -> embedding/weight 1.0
 MatrixRule haiku: time_embed/(w 9 64, b 64) -> time_embed/w 0.1
 MatrixRule: position_activations/(weights 9 64, bias 64) -> position_activations/weights 0.1
+MatrixRule haiku: pos_embedding/(weights 9 64, biases 64) -> pos_embedding/weights 0.1
+# No norm has a bias of another shape.
+MatrixRule equinox torch_layout: ada_norm/(weight 96 8, bias 96), norm_shift/(weight 96 8, bias 96)
+    -> {ada_norm,norm_shift}/weight 1.0
+MatrixRule haiku: adaLN_modulation/w 8 96 -> adaLN_modulation/w 0.1
+equinox: l/(adaLN/weight 6 96 8, adaLN/bias 6 96, norm/weight 6 8, up/weight 6 32 8) ->
+    l/{adaLN,up}/weight 2.1
+# A gate beside the layer that it opens, scanned
+maxtext: layers/(mlp/wi/kernel 8 3 2 16, norm/scale 8 3) -> layers/mlp/wi/kernel 0.3
+maxtext: layers/mlp/wi/kernel 8 2 16 -> layers/mlp/wi/kernel 0.2
 # A kernel for each place
 FLAX: ConvLocal_0/(kernel 8 8 36 12, bias 8 8 12) -> ConvLocal_0/kernel 2.3
 FLAX: patches/(kernel 8 8 36 12, bias 8 8 12) -> patches/kernel 2.3
@@ -84,6 +111,8 @@ FLAX: ConvLocal_0/kernel 8 8 36 12 -> ConvLocal_0/kernel 2.3
 FLAX: ConvLocal_0/(kernel 8 8 36 12, bias 12) -> ConvLocal_0/kernel 2.3
 FLAX: ConvLocal_0/(kernel 8 36 12, bias 12) -> ConvLocal_0/kernel 1.2
 # A `b` beside a `w` is a bias, one beside an `a` a factor.
+MatrixRule FLAX: attn/(wq_a/kernel 32 6, wq_b/kernel 6 4 8, wkv_a 32 8, wkv_b 8 4 5) ->
+    attn/(wq_b/kernel 0.12, wkv_b 0.12)
 MatrixRule: wq_a 9 4, wq_b 4 6 -> wq_b 0.1
 MatrixRule: query_w 9 4 8, output_w 4 8 9 -> query_w 0.12
 MatrixRule: time_maa_w1 9 4, time_decay_w2 4 6 -> {time_maa_w1,time_decay_w2} 0.1
@@ -105,6 +134,8 @@ MatrixRule FLAX: ConvTranspose_0/(kernel 3 3 12 12, bias 12) -> ConvTranspose_0/
 MatrixRule: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 123.0 023.1
 # Norms that fit both axes
 FLAX: l/({up,gate_proj}/kernel 8 3 16, norm/scale 8 3) -> l/{up,gate_proj}/kernel 1.2 0.2
+FLAX: attention/(query/kernel 64 12 4 16, out/kernel 4 12 16 64) ->
+    attention/(query/kernel 0.23 1.23, out/kernel 02.3 12.3)
 equinox: l/up/(weight 3 16 8, bias 3 16) -> l/up/weight 2.1 2.0
 equinox: l/conv/(weight 3 32 16 5, bias 3 32 1) -> l/conv/weight 23.1 23.0
 # Heads first
@@ -126,6 +157,20 @@ MatrixRule: mlp/(experts/gate_up_proj 4 8 32, experts/down_proj 4 16 8, router/w
     mlp/experts/{gate_up_proj,down_proj} 1.2
 MatrixRule: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, router/weight 4 8) ->
     mlp/experts/{gate_up_proj,down_proj} 2.1
+# Convolutions with a matrix for each frequency or relation, and what is no convolution
+ALL: fno/SpectralConv2d_0/weights1 16 32 8 8 -> fno/SpectralConv2d_0/weights1 0.1
+ALL: fno/spectral_conv/real_weights 16 32 8 -> fno/spectral_conv/real_weights 0.1
+MatrixRule FLAX keras equinox torch_layout: SpectralConv1d_0/weight 16 32 8 ->
+    SpectralConv1d_0/weight 0.1 1.0
+keras: spectral_conv/kernel 16 32 8 8 -> spectral_conv/kernel 0.1
+MatrixRule FLAX: RGCNConv_0/kernel 5 16 32 -> RGCNConv_0/kernel 1.2 01.2
+MatrixRule FLAX: converter/kernel 5 16 32 -> converter/kernel 1.2
+# Layers of a convolution, or of what is called so
+MatrixRule: l/(pointwise_conv/kernel 5 8 16, norm/scale 5 8) -> l/pointwise_conv/kernel 01.2 1.2
+MatrixRule: l/(Conv_0/kernel 3 3 8 16, norm/scale 3 8) -> l/Conv_0/kernel 012.3 12.3
+equinox torch_layout: experts/up/weight 2 8 32 16 -> experts/up/weight 3.2
+# Layers of one output each, or a convolution
+equinox: critics/(weight 2 1 16, bias 2 1) -> critics/weight 2.1 12.0
 # A bias for each place of the output
 MatrixRule haiku equinox: conv/(kernel 3 3 4 12, bias 8 8 12) -> conv/kernel 012.3
 MatrixRule haiku linen: conv/(weight 12 4 3 3, bias 12 8 8) -> conv/weight 123.0
@@ -140,11 +185,14 @@ MatrixRule FLAX: m/(up/kernel 20 5 16, up/bias 5 16, router/kernel 20 5) -> m/up
 MatrixRule: B 12 20 2, C 20 12 2 -> {B,C} 1.0
 MatrixRule linen: mlp/(gating_einsum 2 16 8, linear 16 8) -> mlp/gating_einsum 2.1
 MatrixRule linen: mlp/(gating_einsum 2 8 16, linear 16 8) -> mlp/gating_einsum 1.2
+MatrixRule linen: mlp/(gate_einsum 2 8 16, linear 16 8) -> mlp/gate_einsum 1.2
 # Gates beside the layer that they open, in one kernel, and experts in the middle
 MatrixRule FLAX: mlp/(wi/kernel 32 2 64, wi/bias 2 64, wo/kernel 64 32) -> mlp/wi/kernel 0.2
 MatrixRule FLAX: moe/(router/kernel 32 8, w2 64 8 32, b2 8 32) -> moe/w2 0.2
+MatrixRule FLAX: moe/(router/kernel 32 8, experts/kernel 32 8 64) -> moe/experts/kernel 0.2
 # A bias that layers on axis 1 fit by chance
 MatrixRule FLAX: DenseGeneral_0/(kernel 16 4 4 32, bias 4 4 32) -> DenseGeneral_0/kernel 0.123
+MatrixRule FLAX maxtext: DenseGeneral_0/(kernel 16 8 8, bias 8 8) -> DenseGeneral_0/kernel 0.12
 # Layers of what is asked without layers
 MatrixRule: B 6 12 20 2, C 6 20 12 2 -> {B,C} 2.1
 MatrixRule: l/(kv_einsum/w 5 2 1 64 16, attn_vec_einsum/w 5 8 16 64) -> l/kv_einsum/w 3.24
@@ -166,6 +214,9 @@ def test_a_first_reading_is_that_of_the_siblings() -> None:
     for shape, axes in (((2, 16, 8), MatrixAxes(2, 1)), ((2, 8, 16), MatrixAxes(1, 2))):
         found = offered({"mlp/gating_einsum": shape, "mlp/linear": (16, 8)})
         assert found["mlp/gating_einsum"][0] == axes
+    assert offered({"out_einsum/w": (8, 4, 20)})["out_einsum/w"][0] == MatrixAxes((0, 1), 2)
+    of_experts = offered({"mlp/gating_einsum": (5, 2, 16, 8), "mlp/linear": (5, 16, 8)})
+    assert of_experts["mlp/gating_einsum"][0] == MatrixAxes(3, 2)
 
 
 def test_the_height_of_a_kernel_is_no_number_of_layers_elsewhere() -> None:
@@ -180,6 +231,12 @@ def test_what_is_not_a_matrix() -> None:
     assert found["gating_b"] == "gating_b" and found["att/time_faaaa"] == "time_faaaa of att"
     assert found["gating_w"] == IN_OUT and not found["gating_w"].is_guess
     assert treated({"embed/weight": (64, 9)}) == {"embed/weight": "embedding"}
+    for shape in ((4, 32), (4, 8, 8), (4, 8, 8, 8)):  # a norm in a list of layers
+        for rule in (None, curvax.rules.equinox, curvax.rules.torch_layout):
+            found = treated({"layers/2/weight": shape, "layers/2/bias": shape}, rule)
+            assert found["layers/2/weight"] == "weight of 2"
+    tables = {"quantizer/codevectors": (2, 64, 8), "ssm/A_logs": (4, 8)}
+    assert treated(tables) == {"quantizer/codevectors": "embedding", "ssm/A_logs": "A_logs of ssm"}
     norm = treated({"norm/w": (4, 32), "norm/b": (4, 32)})
     assert norm == {"norm/w": "w of norm", "norm/b": "b of norm"}
     assert treated({"h/mlp_norm/w": (5, 24)}) == {"h/mlp_norm/w": "w of mlp_norm"}

@@ -1,6 +1,7 @@
 """Leaves that families of models name: what is a matrix, what is not, and what is a guess."""
 
 import jax.numpy as jnp
+import pytest
 
 import curvax
 from curvax import MatrixAxes
@@ -52,6 +53,13 @@ def test_kernels_are_matrices_and_a_weight_has_its_output_axis_first() -> None:
             assert treated({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
 
 
+def test_what_is_called_after_a_gate_may_be_a_matrix() -> None:
+    found = treated({"moe/gate_weight": (8, 32), "moe/gate_einsum": (8, 32), "moe/gate": (8, 32)})
+    assert found["moe/gate_weight"] == MatrixAxes(rows=1, columns=0)
+    assert found["moe/gate_einsum"] == MatrixAxes(rows=0, columns=1)
+    assert found["moe/gate"] == "gate of moe"
+
+
 def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:
     """Gemma 3's projector, `(in, out)`, is called so in PyTorch too."""
     names = {"projector/mm_input_projection_weight": True, "attn/in_proj_weight": False}
@@ -88,6 +96,17 @@ def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
     assert "a guess" not in curvax.summarize(said, guessed)
     described = (curvax.describe_state(o, guessed) for o in (curvax.muon(0.1), said))
     assert next(described) == next(described)
+
+
+@pytest.mark.parametrize(
+    "joined",
+    ["{}.{}", "['{}']['{}']", ".{}.{}", "('{}', '{}')", "{}:{}", "{}/{}:0", "{}|{}"],
+)
+def test_names_are_read_whatever_is_between_them(joined: str) -> None:
+    tree = {"norm/scale": (3, 8), "embed/embedding": (9, 8), "up/kernel": (8, 4), "up/bias": (8,)}
+    names = {name: joined.format(*name.split("/")) for name in tree}
+    expected = {names[name]: treatment for name, treatment in treated(tree).items()}
+    assert treated({names[name]: shape for name, shape in tree.items()}) == expected
 
 
 def test_names_in_dots_and_parts_of_complex_parameters() -> None:

@@ -76,14 +76,17 @@ class Family:
             if p.bias is not None
             and p.fits_bias(axes, loose=place is None)
             # `(D, H, K)` with `(H, K)` may be one matrix.
-            and not (place == 1 and (0,) in inputs and 1 not in evident)
+            and not (place == 1 and (0,) in inputs)
         }
         if exact or inputs:
             places = {None, *evident} & exact or exact
         elif evident and p.bias is None:
             places = {*evident}
         else:
-            places = {None, *([self.layers or 0] if entry.assumed else [])}
+            first = self.layers or 0
+            other = p.sibling("query" if p.role == "out" else "out") or p
+            alike = other.ndim < p.ndim or other.shape[first] == p.shape[first]
+            places = {None, *((first,) if alike else (0, 1))} if entry.assumed else {None}
         certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
         return {place: axes for place, axes in allowed.items() if place in (certain or places)}
 
@@ -100,11 +103,22 @@ def _asked(fitting: Mapping[MatrixAxes, int | None], p: Parameter) -> Readings:
 
 
 def _is_matrix(p: Parameter) -> bool:
-    return p.is_named and not p.is_depthwise
+    return p.is_named and not p.is_depthwise and not p.is_spectral
 
 
 def _is_any_conv(p: Parameter) -> bool:
     return p.is_convolution and not p.is_local and _is_matrix(p)
+
+
+def _is_kernel(p: Parameter) -> bool | None:
+    """Whether it is a kernel of a convolution; None if only the number of its axes says so."""
+    told = p.is_convolution or p.bias is not None or len({*p.shape[2:]}) == 1
+    return _is_matrix(p) and (told or None)
+
+
+def _are_experts(p: Parameter) -> bool:
+    """Whether experts come first, unless a router or siblings in an attention say otherwise."""
+    return _is_matrix(p) and p.axis_of_experts != 1 and isinstance(axes_of(p), tuple)
 
 
 def _is_conv(p: Parameter) -> bool:
@@ -115,19 +129,23 @@ def _is_transposed_conv(p: Parameter) -> bool:
     return _is_any_conv(p) and p.is_transposed
 
 
-def _has_bias_of_each(p: Parameter) -> bool | None:
-    """Whether each matrix has a bias, as in a convolution with another kernel at each place.
+def _is_of_places(p: Parameter) -> bool | None:
+    """Whether it is a convolution with another kernel at each place, by its name or its biases.
 
     None if it may be a convolution with a bias at each place.
     """
-    fits = p.is_named and p.bias == (*p.shape[:-2], p.shape[-1])
+    of_biases = p.ndim > 3 and p.bias == (*p.shape[:-2], p.shape[-1])
+    fits = p.is_named and (p.is_local or of_biases)
     return None if fits and p.has_bias_of_places else fits
 
 
-def _equinox_conv(p: Parameter) -> bool:
-    """Whether a kernel of three axes is a convolution: by its name, or by its bias `(out, 1)`."""
-    of_bias = p.ndim == 3 and p.bias == (p.shape[0], 1)
-    return _is_matrix(p) and (_is_any_conv(p) or of_bias)
+def _equinox_conv(p: Parameter) -> bool | None:
+    """Whether a kernel of three axes is a convolution: by its name, or by its bias `(out, 1)`.
+
+    None if it may be layers of one output each.
+    """
+    of_bias = _is_matrix(p) and p.bias == (p.shape[0], 1)
+    return _is_any_conv(p) or (None if of_bias and p.shape[1] == 1 else of_bias)
 
 
 def _inputs_on(axis: int) -> Callable[[Parameter], bool | None]:
@@ -168,15 +186,14 @@ def _kernel(output: int) -> Callable[[int], MatrixAxes]:
 _ATTENTION = r".*(attention|attn)\w*"
 _FLAX = (
     # Gemma's; keys and values, or all three, are side by side on the first axis.
-    Entry(r"(.*/)?q_einsum/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
-    Entry(r"(.*/)?q?kv_einsum/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
-    Entry(r"(.*/)?attn_vec_einsum/(kernel|w)", FROM_HEADS, (3,), assumed=True),
+    Entry(r"(.*/)?q_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
+    Entry(r"(.*/)?q?kv_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
+    Entry(r"(.*/)?attn_vec_einsum(_\d+)?/(kernel|w)", FROM_HEADS, (3,), assumed=True),
     Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, assumed=True),
     Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), assumed=True),
-    Entry(r".*/kernel", _IN_OUT, (4, 5), _has_bias_of_each),
-    Entry(r".*conv_?local\w*/kernel", _IN_OUT, (3, 4, 5)),
+    Entry(r".*/kernel", _IN_OUT, (3, 4, 5), _is_of_places),
     Entry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
-    Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _is_matrix),
+    Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _are_experts),
     Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and _heads_last(p), alone=False),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
@@ -197,7 +214,7 @@ EQUINOX = Family(
     "equinox",
     (
         Entry(r"(.*/)?weight", _kernel(0), (3,), _equinox_conv),
-        Entry(r"(.*/)?weight", _kernel(0), (4, 5), _is_matrix),
+        Entry(r"(.*/)?weight", _kernel(0), (4, 5), _is_kernel),
         Entry(r"(.*/)?weight_[ih]h", _OUT_IN, (2,), assumed=True),
         Entry(r"(.*/)?weight", _OUT_IN, (2,), lambda p: p.is_named, alone=False),
     ),
@@ -210,7 +227,7 @@ TORCH_LAYOUT = Family(
         Entry(_EXPERTS, _IN_OUT, (3,), _inputs_on(-2)),
         Entry(r".*", _OUT_IN, (2,), _is_matrix),
         Entry(r".*", _kernel(1), (3, 4, 5), _is_transposed_conv),
-        Entry(r".*", _kernel(0), (4, 5), _is_matrix),
+        Entry(r".*", _kernel(0), (4, 5), _is_kernel),
         Entry(r".*", _kernel(0), (3,), _is_conv),
     ),
 )
@@ -222,6 +239,8 @@ MAXTEXT = Family(
         Entry(r".*\w*conv/kernel", "convolution of a sequence", (3, 4)),
         Entry(r".*mhc\w*/(pre|post|res)_alpha", _ENDS, (2,), assumed=True),
         Entry(r".*compressor/(.*/)?position_bias", _ENDS, (2,), assumed=True),
+        # (in, layers, 2, out), a gate beside the layer that it opens
+        Entry(r".*mlp\w*/wi/kernel", _ENDS, (2, 3), assumed=True),
         # (groups, layers, in, out)
         Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), assumed=True),
         Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), assumed=True),
@@ -243,7 +262,7 @@ KERAS = Family(
         Entry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
         Entry(_KERAS_DEPTHWISE, "depthwise convolution", (3, 4)),
         Entry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _kernel(-2), (3, 4, 5)),
-        Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _kernel(-1), (3, 4, 5)),
+        Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _kernel(-1), (3, 4, 5), _is_matrix),
     ),
 )
 HF_FLAX = Family(

@@ -2,7 +2,7 @@
 
 A path ends in the name of an array, below the name of its layer: `block_0/mlp/up/kernel`. Some
 names are of matrices only (`_MATRIX`), some of arrays of any layer, of which the layer's name tells
-the rest (`_SHARED`), and some of other parameters. With any other name, taking an array of two axes
+the rest (`SHARED`), and some of other parameters. With any other name, taking an array of two axes
 for a matrix is a guess.
 """
 
@@ -21,7 +21,7 @@ _TWINS = {"real": "imaginary", "value": "raw_value"}  # the first: Optax' parts 
 _TWINS |= {b: a for a, b in _TWINS.items()}
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer
+SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer
 
 _MATRIX = re.compile(
     r"""
@@ -40,30 +40,33 @@ _HEAD = re.compile(
     r"|output_(layer|projection))(_\d+)?"
 )
 _VECTOR_WORDS = re.compile(
-    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambdas?|temperature|std|log"
+    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambdas?|temperature|std|logs?"
     r"|decay|slope|scalars?|sinks?"
 )
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
-_FACTOR_NAMES = re.compile(r"time_.+_w\d")  # RWKV's, of what is otherwise a vector
+_MATRICES_OF_VECTORS = re.compile(r"time_.+_w\d|gates?_(weights?|w|einsum)")  # RWKV's, and of gates
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
 _NORM = re.compile(r"(?i:(?!.*ada).*(norm|ln)(_?(f|\d+))*)")
 NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
 _TABLE_WORDS = re.compile(
     r"(?!un|de)\w*embed\w*|\w*embs?|wte|wpe|pos|positions?|positional|relpos|tables?|codebooks?"
-    r"|tokens"
+    r"|codevectors?|tokens"
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
-_PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
+_PROJECTION_WORDS = re.compile(
+    r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*|ada\w*|modulation|film"
+)
 
 
 def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
-    Dots are slashes, as in a flat dict, and torchax' `___` in scanned layers too. Levels below the
-    name of an array are none of its name: both parts of a complex parameter, the field of a box
-    (`embedding/q`, `kernel/raw_value`), the direction of a weight norm (`weight_v`), and a last
-    level `value` that all parameters have, as in the state of Flax NNX as a flat dict.
+    What separates names is a slash, as the dots of a flat dict, and torchax' `___` in scanned
+    layers too. Levels below the name of an array are none of its name: both parts of a complex
+    parameter, the field of a box (`embedding/q`, `kernel/raw_value`), the direction of a weight
+    norm (`weight_v`), and a last level `value` that all parameters have, as in the state of Flax
+    NNX as a flat dict.
     """
     read = {
         path: _PARAMETRIZED.sub(r"\1", _SEPARATORS.sub("/", path).strip("/")) for path in shapes
@@ -80,12 +83,12 @@ def _name_of_array(name: str, shapes: Shapes, boxed: bool) -> str:
         return name.removesuffix("_v")
     is_twin = shapes.get(f"{above}/{_TWINS.get(last)}") == shapes[name]
     array = path_of(above)[2]
-    of_array = array in _SHARED or kind_of(above) == "table" or has(_BIAS_WORDS, array)
+    of_array = array in SHARED or kind_of(above) == "table" or has(_BIAS_WORDS, array)
     is_field = last in _FIELDS and of_array and not (beside("k") or beside("key"))
     return above if boxed or is_twin or is_field else name
 
 
-_SEPARATORS = re.compile(r"[.\[\]/]+|___|\('|', '|',?\)")  # of dicts by "a.b", or by ("a", "b")
+_SEPARATORS = re.compile(r":0$|[^\w~-]+|___")  # "a.b", ('a', 'b'), ['a']['b'], TensorFlow's "a:0"
 _PARAMETRIZED = re.compile(r"parametrizations/(\w+)/original1?$")  # torch's; `original0` is a scale
 
 
@@ -108,7 +111,7 @@ class Place(NamedTuple):
 def layer_place(name: str) -> Place:
     """The place of the parameter `name`."""
     above, parent, last = path_of(name)
-    if last in _SHARED and parent:
+    if last in SHARED and parent:
         return Place(above, parent, f"/{last}")
     return Place(f"{above}{parent}/" if parent else "", last, "")
 
@@ -119,12 +122,12 @@ def kind_of(name: str) -> str | None:
     _, parent, last = path_of(name)
     if _TABLE_NAMES.fullmatch(last):
         return "table"
-    if _is_strong(last, parent) or _FACTOR_NAMES.fullmatch(last):
+    if _is_strong(last, parent) or _MATRICES_OF_VECTORS.fullmatch(last):
         return None
     if _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last):
         return "vector"
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
-    of_bias = last in _SHARED and _layer_has(_BIAS_WORDS, parent)
+    of_bias = last in SHARED and _layer_has(_BIAS_WORDS, parent)
     of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
     if _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent)):
         return "table"
@@ -176,8 +179,8 @@ def bias_names(name: str) -> Iterator[str]:
     for word in ("kernel", "weight"):
         if word in last:
             yield f"{scope}{last.replace(word, 'bias')}"
-    if last in _SHARED:
-        yield from (f"{scope}bias", f"{scope}b")
+    if last in SHARED:
+        yield from (f"{scope}bias", f"{scope}b", f"{scope}biases")
     elif last.endswith("_w"):
         yield f"{scope}{last[:-1]}b"
     elif last[:1] in ("w", "W"):
@@ -218,6 +221,6 @@ def _is_strong(last: str, layer: str = "") -> bool:
 
     EasyLM's norms have a `kernel`, and so has the layer of an adaptive norm.
     """
-    if last in _SHARED[1:] or (last == "kernel" and _NORM.fullmatch(layer)):
+    if last in SHARED[1:] or (last == "kernel" and _NORM.fullmatch(layer)):
         return False
     return _MATRIX.fullmatch(last) is not None or _HEAD.fullmatch(last) is not None

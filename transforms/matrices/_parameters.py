@@ -17,8 +17,11 @@ from ._form import MatrixAxes, as_tuple
 Shape = tuple[int, ...]
 
 _DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
-_CONVOLUTION = re.compile(r"conv_?\dd")
-_TRANSPOSED = re.compile(r"transpos|deconv")
+_CONVOLUTION = re.compile(r"conv(?!e)")  # no converter
+_OF_CHANNELS = re.compile(r"conv_?\dd")
+_SPECTRAL = re.compile(r"spectral(?!_?norm)|fourier")
+_GRAPH = re.compile(r"graph|r?gcn")
+_TRANSPOSED = re.compile(r"transpos|deconv|trans_?conv|(?<![a-z])t_?conv|conv_?t(rans)?(?![a-z])")
 _LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
 _OF_STATE_SPACE = ("A_log", "dt_bias")
 _ROUTERS = ("gate", "router", "router_gate", "gate_logits")
@@ -108,7 +111,8 @@ class Parameter:
         """Why it is not a matrix whatever its shape; None if its name allows it.
 
         The reason is "embedding" for tables, else the name of the parameter and its layer. No table
-        has a bias, and a `b` beside an `a` is a second factor, but one beside a `w` a bias.
+        has a bias, and a `b` beside an `a` is a second factor, but one beside a `w` a bias. The
+        bias of a norm has its shape, and that of another layer has not.
         """
         _, parent, last = names.path_of(self.name)
         start, _, end = last.rpartition("_")
@@ -123,8 +127,10 @@ class Parameter:
         elif kind == "table":
             has_bias = self.bias is not None and {*self.bias} <= {*self.shape}
             return None if has_bias else "embedding"
-        elif kind == "vector" and last == "kernel" and self.bias not in (None, self.shape):
-            kind = None  # the layer of an adaptive norm
+        elif last in names.SHARED and self.bias is not None:
+            whole = len(self.bias) == self.ndim and min(self.shape, default=1) > 1
+            same = _without_ones(self.bias) == _without_ones(self.shape)
+            kind = "vector" if same and (kind == "vector" or whole) else None
         return kind and (f"{last} of {parent}" if parent else last)
 
     @functools.cached_property
@@ -135,7 +141,7 @@ class Parameter:
     @functools.cached_property
     def role(self) -> str | None:
         """The part of attention that its layer is: `attn_out_proj` is "out"."""
-        if self.place.within not in ("", "/kernel", "/w"):
+        if self.place.within not in ("", "/kernel", "/w", "/weights"):
             return None
         layer = self.place.layer.lower()  # TransformerLens' `W_Q`
         return _ROLES.get(layer) or _ROLES.get(_AROUND_ROLE.sub("", layer))
@@ -152,7 +158,15 @@ class Parameter:
         """Whether the layer's name is one of a convolution; convolutions embed patches."""
         around, layer = self._layer
         embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
-        return "conv" in layer or (self.ndim > 3 and embeds)
+        named = _CONVOLUTION.search(layer) and not (self.is_spectral or _GRAPH.search(layer))
+        return bool(named) or (self.ndim > 3 and embeds)
+
+    @property
+    def is_spectral(self) -> bool:
+        """Whether the layer's name is one of a convolution with a matrix for each frequency."""
+        _, parent, _ = names.path_of(self.name)
+        layers = parent.lower(), self._layer[1]
+        return self.ndim > 2 and any(map(_SPECTRAL.search, layers))
 
     @property
     def is_transposed(self) -> bool:
@@ -186,7 +200,7 @@ class Parameter:
         Griffin's `conv_1d/w (width, channels)` does not have this axis.
         """
         if self.ndim == 2:
-            return _CONVOLUTION.search(self._layer[1]) is not None
+            return _OF_CHANNELS.search(self._layer[1]) is not None
         return self.shape[1 if self.output_first else -2] == 1
 
     # By its bias
@@ -234,7 +248,7 @@ class Parameter:
         """Whether its bias may be one for each place of a convolution's output."""
         bias, output = self.bias or (), 0 if self.output_first else -1
         of_places = len(bias) == self.ndim - 1 > 1 and bias[output] == self.shape[output]
-        return of_places and "conv" in self._layer[1] and not self.is_local
+        return of_places and bool(_CONVOLUTION.search(self._layer[1])) and not self.is_local
 
     @property
     def inputs_by_bias(self) -> list[Shape]:
@@ -373,6 +387,10 @@ class Parameter:
             router = self.tree.get(f"{module}{layer}{kernel}", ())
             if len(router) == 2:
                 yield router[::-1] if names.is_output_first(kernel) else router
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(size for size in shape if size > 1)
 
 
 def _are_stacks(vectors: list[Shape], layers: int, axis: int) -> bool:

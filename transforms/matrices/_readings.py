@@ -160,7 +160,9 @@ def _convolution(p: Parameter) -> Readings:
     """
     shape, ndim, bias, width = p.shape, p.ndim, p.bias, p.width
     of_equinox = p.output_first and bias == (shape[0],) + (1,) * (ndim - 2) != shape[:-1]
-    of_bias = ndim > 3 and bias is not None and len(bias) == 1 and width in shape
+    # The last of three axes may be the outputs of layers or experts that share a bias.
+    of_bias = bias is not None and len(bias) == 1 and width in shape
+    of_bias = of_bias and (ndim > 3 or (shape.count(width) == 1 and shape[-1] != width))
     if not (p.is_named and (of_equinox or of_bias or p.is_convolution)):
         return ()
     ends = (0, 1, ndim - 1, ndim - 2) if p.output_first else (ndim - 1, ndim - 2, 0, 1)
@@ -169,9 +171,11 @@ def _convolution(p: Parameter) -> Readings:
         reading(shape, kernel_axes(ndim, output=n if p.output_first else -1, layers=n))
         for n in range(1, ndim - 2)
     )
-    if p.is_local:
+    stacked = bool(p.layer_axes(near=True))
+    if p.is_local or (ndim == 3 and stacked):
         layers = _readings_of(p, ((-2, -1),), p.output_first)
-    elif width in shape:
+    width = None if p.is_local else width
+    if width in shape:
         fits = [end for end in range(ndim) if shape[end] == width]
         if ends[0] in fits and not (p.is_transposed and ends[1] in fits):
             return (named,)
@@ -187,7 +191,7 @@ def _convolution(p: Parameter) -> Readings:
         fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
         both = _besides(fitting, (named,)) if p.has_bias_of_places else fitting
         return both if fitting else (named, *layers[:1])
-    if ndim == 3 or (ndim == 4 and _is_square(p, named)):
+    if not stacked and (ndim == 3 or (ndim == 4 and _is_square(p, named))):
         return (named,)
     return (named, other, *layers) if ndim == 4 and _is_square(p, other) else (named, *layers)
 
@@ -215,9 +219,9 @@ def _by_bias(p: Parameter) -> Readings:
     )
 
 
-# Factors of LoRA
+# Factors of LoRA, and of latent attention
 
-_FACTOR = re.compile(r"(.*lora_?)([abAB])")
+_FACTOR = re.compile(r"(.*lora_?|w?(?:q|kv)_)([abAB])")
 _OTHER = dict(zip("abAB", "baBA", strict=True))
 
 
@@ -275,6 +279,8 @@ def _others(p: Parameter) -> Readings:
         readings = (kernel, stack) if _is_square(p, kernel) else (stack, kernel, *more)
     swaps = (not turned, turned) if p.shape[-1] == 2 else (turned,) * (-1 in p.layer_axes())
     readings += tuple(r for x in swaps for r in _readings_of(p, ((-3, -2),), x))
+    if p.is_spectral:
+        readings = _besides(_readings_of(p, ((0, 1), (1, 0))), readings)
     of_einsum = _einsum(p)
     return _left(p, _besides(of_einsum, readings), of_einsum)
 
@@ -286,10 +292,11 @@ def _einsum(p: Parameter) -> Readings:
         return ()
     if layer.startswith("gat"):
         # The other layer has the features and outputs the other way round.
-        turned = shape[-2] != shape[-1] and shape[-2:] in [other.shape for other in p.beside]
+        others = [other.shape[-2:] for other in p.beside]
+        turned = shape[-2] != shape[-1] and shape[-2:] in others
         both = (*_readings_of(p, ((-2, -1),)), *_readings_of(p, ((-1, -2),)))
         return both[:: -1 if turned else 1]
-    if "vec" in layer:
+    if "vec" in layer or "out" in layer:
         axes = behind(MatrixAxes((-3, -2), -1), p.ndim, None)
         return (Reading(axes, f"{shape[-3]} heads of {shape[-2]}", ambiguous=True),)
     return (_heads_first(p)._replace(ambiguous=True),)
