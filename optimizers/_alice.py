@@ -57,7 +57,7 @@ def scale_by_alice(
             seed=seed,
             dtype=dtype,
         ),
-        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+        optax.scale(scale),  # line 17: α  # pyright: ignore[reportArgumentType]
     )
 
 

@@ -42,17 +42,17 @@ def scale_by_apollo(
     """
     return optax.chain(
         in_subspace(
-            adam(b1, b2, eps),
+            adam(b1, b2, eps),  # Gong et al., Algorithm 9: Δ
             rank,
-            basis=gaussian(kept=False) if basis is None else basis,  # Algorithm 9: U
-            refresh=as_policy(refresh, offset=0),
-            compensation=channel_scaling(whole=whole, limit=limit),  # Algorithm 9: S
+            basis=gaussian(kept=False) if basis is None else basis,  # U
+            refresh=as_policy(refresh, offset=0),  # t = 1 or t mod k = 0
+            compensation=channel_scaling(whole=whole, limit=limit),  # S
             side=side,
             seed=seed,
             dtype=dtype,
         ),
         optax.identity() if gamma is None else limit_norm_growth(gamma),
-        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+        optax.scale(scale),  # α  # pyright: ignore[reportArgumentType]
     )
 
 

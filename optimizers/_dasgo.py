@@ -28,6 +28,7 @@ def scale_by_dasgo(
 
     `dasgo` documents the arguments.
     """
+    # Algorithm 3, lines 6 to 8
     return precondition_diagonal(momentum(b1, dtype=dtype), side=side, b2=b2, eps=eps)
 
 

@@ -46,19 +46,19 @@ def scale_by_dr_shampoo(
     """
     return scale_by_shampoo(
         b1=b1,
-        b2=b2,
+        b2=b2,  # Nam and Ahn, Alg. 1, lines 5-6
         bias_correction=bias_correction,
         warmup_steps=warmup_steps,
         eps=eps,
         root=root,
         method=method,
-        refresh=diagonal_residual(
+        refresh=diagonal_residual(  # Appendices I and J.5
             check_every, threshold, update_eigenvalues=update_eigenvalues, stagger=stagger
         ),
         statistics_every=1,
-        graft=graft,
+        graft=graft,  # section J.1
         damping_mode="absolute",
-        initial=0.0,
+        initial=0.0,  # Alg. 1, line 1
         storage=storage,
         products=products,
     )
@@ -105,8 +105,8 @@ def dr_shampoo(
     eigenvalues that are rounding noise, this noise is kept out of the direction
     (`transforms/kronecker/_noise.py`). Grafting bounds a direction's norm by Adam's.
 
-    State per `m × n` matrix: `2(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
-    checks: `6mn(m + n)` FLOPs; a check is a reduction of each factor.
+    State per `m × n` matrix: `2(m² + n²) + m + n` numbers, and `2mn` for the grafted Adam. Work
+    between checks: `6mn(m + n)` FLOPs; a check is a reduction of each factor.
 
     Relation, with a test of the same name: with a threshold next to 0 it is Shampoo refreshed at
     every check.

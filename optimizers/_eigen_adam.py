@@ -42,7 +42,7 @@ def scale_by_eigen_adam(
     return scale_by_soap(
         b1=b1,
         b2=b2,
-        b3=b3,
+        b3=b3,  # Alg. 7: Q; 0 in section B.6
         eps=eps,
         bias_correction=bias_correction,
         method=method,
@@ -51,7 +51,7 @@ def scale_by_eigen_adam(
         refresh=refresh,
         storage=storage,
         products=products,
-        side=side,
+        side=side,  # Alg. 7: U_f
     )
 
 

@@ -44,17 +44,17 @@ def scale_by_foam(
     """
     return scale_by_shampoo(
         b1=b1,
-        b2=b2,
+        b2=b2,  # Alg. 1, lines 5-6
         bias_correction=bias_correction,
         warmup_steps=warmup_steps,
         eps=eps,
         root=root,
         method=method,
-        refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
+        refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),  # Alg. 3
         statistics_every=1,
-        graft=graft,
+        graft=graft,  # section J.1
         damping_mode="absolute",
-        initial=0.0,
+        initial=0.0,  # Alg. 1, line 1
         storage=storage,
         products=products,
     )
@@ -106,10 +106,10 @@ def foam(
     eigenvalues that are rounding noise, this noise is kept out of the direction
     (`transforms/kronecker/_noise.py`). Grafting bounds a direction's norm by Adam's.
 
-    State per `m × n` matrix: `2(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
-    checks: `6mn(m + n)` FLOPs. The state holds counters and the last `h` and ε of each factor
-    (`state_of`). For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with
-    its options. The authors' code has more than the paper prints:
+    State per `m × n` matrix: `2(m² + n²) + m + n` numbers, and `2mn` for the grafted Adam. Work
+    between checks: `6mn(m + n)` FLOPs. The state holds counters and the last `h` and ε of each
+    factor (`state_of`). For the paper's ablations give `shampoo` the policy `curvax.policies.foam`
+    with its options. The authors' code has more than the paper prints:
     `published.RUNS["foam-code/vit-imagenet"]`.
 
     Relations, each with a test of the same name: with an infinite threshold it is Shampoo refreshed

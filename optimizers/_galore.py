@@ -39,16 +39,16 @@ def scale_by_galore(
     """
     return optax.chain(
         in_subspace(
-            adam(b1, b2, eps),
+            adam(b1, b2, eps),  # Gong et al., Algorithm 8: Δ
             rank,
-            basis=svd() if basis is None else basis,  # Algorithm 8: U
-            refresh=as_policy(refresh, offset=0),
+            basis=svd() if basis is None else basis,  # U
+            refresh=as_policy(refresh, offset=0),  # t = 1 or t mod k = 0
             carry=carry,
             side=side,
             seed=seed,
             dtype=dtype,
         ),
-        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+        optax.scale(scale),  # α  # pyright: ignore[reportArgumentType]
     )
 
 

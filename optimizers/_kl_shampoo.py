@@ -43,14 +43,14 @@ def scale_by_kl_shampoo(
     policy = as_policy(refresh, offset=0, first=True)
     most = largest_ratio(b1, b2, policy.schedule.period, whitened=True)
     return in_eigenbasis(
-        momentum(b1),
+        momentum(b1),  # M
         refresh=policy,
         side=side,
         max_order=max_order,
         b3=b2,
-        statistics="kl",
+        statistics="kl",  # Lin et al.: L and R, whitened by each other
         initial=initial,
-        divide=True,
+        divide=True,  # by the roots of d_L and d_R
         method=method,
         storage=storage,
         products=products,

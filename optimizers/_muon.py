@@ -32,15 +32,15 @@ def scale_by_muon(
     `muon` documents the arguments.
     """
     return optax.chain(
-        momentum(
+        momentum(  # Gong et al., Eq. 33; An et al., Eq. 11, is the form "sum"
             b1,
             accumulate=accumulate,
             nesterov=nesterov,
             bias_correction=accumulate == "ema",
             dtype=dtype,
         ),
-        orthogonalize(method, adaptive=adaptive),
-        *(() if b2 is None else (normalize_neurons(b2),)),
+        orthogonalize(method, adaptive=adaptive),  # U Vᵀ
+        *(() if b2 is None else (normalize_neurons(b2),)),  # NorMuon's Algorithm 1
     )
 
 

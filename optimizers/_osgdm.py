@@ -25,7 +25,7 @@ def scale_by_osgdm(
     The momentum of `osgdm` accumulates steps, learning rate included. `osgdm` documents the
     arguments.
     """
-    return orthogonalize(method)
+    return orthogonalize(method)  # orth(G) in section 2 of SUMO's paper
 
 
 def osgdm(

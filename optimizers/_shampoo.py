@@ -52,25 +52,25 @@ def scale_by_shampoo(
     """
     grafted: Graft | None = as_value("graft", graft, Graft, "curvax.grafts.adam(b1=0.9)", GRAFTS)
     average = None if b1 is None else momentum(b1)
-    policy = as_policy(refresh, offset=0, first=False)
+    policy = as_policy(refresh, offset=0, first=False)  # Li et al., Alg. 2, line 9
     if statistics_every is None:
         schedule = policy.schedule
         period: int = 1 if isinstance(schedule.first, str) else schedule.period
-        statistics_every = period // 5 if period >= 500 else period
+        statistics_every = period // 5 if period >= 500 else period  # section C.3
     start = 0.0 if bias_correction and statistics != "kl" else eps
     preconditioned = precondition(
         average,
         refresh=policy,
         side=side,
         root=root,
-        b2=b2,
+        b2=b2,  # Alg. 2, lines 4-5
         bias_correction=bias_correction,
         eps=eps,
-        damping_mode=damping_mode,
+        damping_mode=damping_mode,  # line 11
         method=method,
-        initial=start if initial is None else initial,
+        initial=start if initial is None else initial,  # input: L0 = εI
         statistics=statistics,
-        statistics_every=statistics_every,
+        statistics_every=statistics_every,  # line 3
         warmup_steps=warmup_steps,
         storage=storage,
         products=products,
@@ -78,7 +78,7 @@ def scale_by_shampoo(
     )
     if grafted is None:
         return preconditioned
-    return grafted.around(preconditioned, average, b2, warmup_steps)
+    return grafted.around(preconditioned, average, b2, warmup_steps)  # line 15
 
 
 _SGD = functools.partial(optax.sgd, momentum=0.9)

@@ -49,13 +49,13 @@ def scale_by_soap(
     the identity; `skip_first`, whether the first direction is 0, and `lagged`, whether a step uses
     the bases that the step before left, both as in the official code.
     """
-    policy = as_policy(refresh, offset=0, first=True)
+    policy = as_policy(refresh, offset=0, first=True)  # Gong et al., Alg. 6: t = 1 or t mod K = 0
     return in_eigenbasis(
-        moment_ratio(b1, b2, eps, bias_correction=bias_correction, dtype=dtype),
+        moment_ratio(b1, b2, eps, bias_correction=bias_correction, dtype=dtype),  # Alg. 6: m, v
         refresh=policy,
         side=side,
         max_order=max_order,
-        b3=b3,
+        b3=b3,  # Alg. 6: L, R
         statistics=statistics,
         initial=initial,
         method=method,

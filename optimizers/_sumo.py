@@ -45,18 +45,18 @@ def scale_by_sumo(
         in_subspace(
             optax.chain(
                 momentum(b1, accumulate=accumulate),  # Algorithm 1, block 2
-                orthogonalize(method),
+                orthogonalize(method),  # O
                 limit_norm_growth(gamma),  # block 3
             ),
             rank,
             basis=randomized() if basis is None else basis,  # block 1
-            refresh=as_policy(refresh, offset=1),
+            refresh=as_policy(refresh, offset=1),  # t mod K = 0, t from 0
             carry=rotate() if carry is None else carry,  # block 1.1
             side=side,
             seed=seed,
             dtype=dtype,
         ),
-        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+        optax.scale(scale),  # block 4: α  # pyright: ignore[reportArgumentType]
     )
 
 

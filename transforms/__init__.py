@@ -5,8 +5,8 @@
   (`_view`), in chunks (`_chunks`), the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions, one transformation a file.
 - `kronecker`: Shampoo, ASGO, SOAP: the transformations (`_precondition`, `_eigenbasis`), the
-  statistics of both sides and the plot of a refresh (`_factor`, `_whitened`), what it renews, a
-  basis (`_bases`) or a stored root (`_roots`).
+  statistics of both sides and the plot of a refresh (`_factor`), and what it renews: bases
+  (`_bases`), of whitened gradients too (`_whitened`), and roots of them or stored ones (`_roots`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, which matrices are due (`_due`); and how (`_methods`).

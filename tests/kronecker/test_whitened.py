@@ -9,8 +9,7 @@ import pytest
 
 import curvax
 from curvax.transforms._side import Side
-from curvax.transforms.kronecker._bases import BasisRule, InverseRoots
-from curvax.transforms.kronecker._roots import RootRule
+from curvax.transforms.kronecker._roots import BasisRootRule, InverseRoots, StoredRootRule
 from curvax.transforms.kronecker._whitened import inverse_roots
 from curvax.transforms.linalg._products import Products
 from curvax.transforms.refresh._methods import Eigh, StoredRoots
@@ -39,8 +38,8 @@ ROOTS = InverseRoots(2, 0.0, "absolute", 2)
 @pytest.mark.parametrize(
     "rule",
     [
-        BasisRule(*COMMON, Eigh(), 0.9, 1.0, True, ROOTS),
-        RootRule(*COMMON, StoredRoots(), 0.9, 1.0, ROOTS),
+        BasisRootRule(*COMMON, Eigh(), 0.9, 1.0, ROOTS),
+        StoredRootRule(*COMMON, StoredRoots(), 0.9, 1.0, ROOTS),
     ],
     ids=["bases", "stored"],
 )
@@ -71,7 +70,7 @@ def test_the_covariance_of_the_entries_is_a_fixed_point(rule: Any):
 
     with jax.enable_x64(True):
         rows, columns = (np.asarray(x) for x in whitened(a @ units @ b))
-    if isinstance(rule, BasisRule):
+    if isinstance(rule, BasisRootRule):
         rows = np.linalg.eigh(left)[1] @ rows
         columns = columns @ np.linalg.eigh(right)[1].T
     condition = np.linalg.cond(left) * np.linalg.cond(right)

@@ -97,24 +97,24 @@ def scale_by_dion(
     def update(g: Any, state: Any, params: Any = None):
         mu, q, failures = state
         p_side = side_of(side, g)
-        b = p_side.as_rows(mu + g.astype(mu.dtype))
+        b = p_side.as_rows(mu + g.astype(mu.dtype))  # Algorithm 1: B
         seen = exact_product(b, q)
-        p = bases_of(seen)
+        p = bases_of(seen)  # Algorithm 2: P
         # A momentum or factor that is not finite must show: the decomposition did not fail.
         seen_finite, p_finite = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
         failed = (seen_finite & ~p_finite)[..., None, None]
         p = jnp.where(failed, 0, p)
-        r = exact_product(b.mT, p)
+        r = exact_product(b.mT, p)  # R
         inside = jnp.where(failed, b, exact_product(p, r.mT))
         # Squares of numbers near 1: those of small ones would underflow.
         largest = magnitude(r, (-2, -1), keepdims=True)
         near_one = r * to_one(largest)
         squares = jnp.sum(near_one * near_one, axis=-2)
         kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
-        unit = near_one / jnp.where(kept, safe_root(squares)[..., None, :], 1)
+        unit = near_one / jnp.where(kept, safe_root(squares)[..., None, :], 1)  # Algorithm 1: Q
         direction = p_side.as_rows(exact_product(p, jnp.where(kept, unit, 0).mT)).astype(g.dtype)
         return direction, DionState(
-            mu=p_side.as_rows(b - (1 - b1) * inside),
+            mu=p_side.as_rows(b - (1 - b1) * inside),  # M
             factor=jnp.where(kept, unit, q),
             failures=failures + failed[..., 0, 0].astype(jnp.int32),
         )

@@ -95,13 +95,13 @@ def moment_ratio(
     ):
         count, v = next_step(state.count), state.nu
         work = g.astype(v.dtype)
-        m = b1 * state.mu.astype(v.dtype) + (1 - b1) * work
-        v = b2 * v + (1 - b2) * work**2
+        m = b1 * state.mu.astype(v.dtype) + (1 - b1) * work  # Gong et al., Alg. 4, line 13
+        v = b2 * v + (1 - b2) * work**2  # line 14
         first, second = m, v
         if bias_correction:
             steps = count.astype(v.dtype)
             first, second = m / (1 - b1**steps), v / (1 - b2**steps)
-        direction = ratio(first, second, eps, noise).astype(g.dtype)
+        direction = ratio(first, second, eps, noise).astype(g.dtype)  # line 15
         return direction, MomentRatioState(count, m.astype(state.mu.dtype), v)
 
     return optax.GradientTransformationExtraArgs(

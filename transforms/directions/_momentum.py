@@ -84,6 +84,7 @@ def momentum(
         check_state_given(state)
         count = next_step(state.count)
         weight = 1 - b1 if accumulate == "ema" else 1.0
+        # Gong et al., Eq. 33; with "sum" An et al., Eq. 11
         mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)
         ahead, gradient = mu, updates
         if bias_correction:
@@ -120,6 +121,6 @@ def descend_with_momentum(
     decayed = optax.add_decayed_weights(decay, mask_of(weight_decay_mask))
     return optax.chain(
         optax.scale_by_learning_rate(learning_rate),
-        optax.trace(b1),
+        optax.trace(b1),  # OSGDM in section 2 of SUMO's paper
         optional_decay(weight_decay, decayed, counts=counts),
     )

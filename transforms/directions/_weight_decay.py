@@ -48,7 +48,7 @@ def add_cautious_decay(
     """
 
     def decayed(d: jax.Array, w: jax.Array) -> jax.Array:
-        return d + jnp.where(shrinking(d, w), weight_decay * w, 0).astype(d.dtype)
+        return d + jnp.where(shrinking(d, w), weight_decay * w, 0).astype(d.dtype)  # Algorithm 1
 
     def update(updates: Any, state: Any, params: Any = None):
         return map_with_weights("add_cautious_decay", decayed, updates, params), state

@@ -7,33 +7,36 @@ D = U_L\, f(U_L^\top G\, U_R)\, U_R^\top$$
 
 with the eigenvectors $U$ of $L$ and $R$ at their last refresh, or what follows them by rotations
 (`_bases.py`), and any element-wise transformation $f$; with Adam this is SOAP. Before the first
-refresh a basis is the identity. At a refresh, the step's gradient enters the statistic first, and
-the step already uses the new basis; with `lagged` it uses the basis that the step before left, as
+refresh a basis is the identity. With `lagged` a step uses the bases that the step before left, as
 SOAP's official code and the record of modded-nanogpt's track 3 (#46) do.
 
 The statistics may be those of whitened gradients (`_whitened.py`), which also keeps the eigenvalues
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
 $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
 
-*A refresh*, from above to below; `soap` calls `in_eigenbasis`:
+*A step of `soap` with a refresh*, in a program for a TPU:
 
-1. `update` brings the gradient into the bases in use, $X = U_L^\top G\, U_R$, and averages its Gram
-   matrices into $H = U^\top L U$ of each side; $L$ itself is nowhere.
+1. `update` brings the gradient into the bases in use, $X = U_L^\top G\, U_R$, in one pass of
+   bfloat16 (JAX's default), and averages its Gram matrices into $H = U^\top L U$ of each side, in
+   three passes. $L$ itself is nowhere.
 2. `SideRule.refreshed` (`_factor.py`) takes the left side, then the right one, and of each the
-   matrices that are due, one after the other, on GPUs several small ones at once: all at the steps
-   of `every` (`soap`: each third at first, each tenth in the end), or each at its own step if they
-   are staggered. Those whose refreshes were all rejected so far are due at every step.
-3. `SideRule.checked` does one matrix. A statistic that is not finite starts anew at `initial` · I,
-   and a basis far from orthonormal at the identity, with its statistic; moments and $X$ stay
-   (`restarted`). `every` asks for no more; a policy that examines $H$ may leave the basis as it is.
-   Zeros make no basis (`rejected`).
-4. `BasisRule.renewed` (`_bases.py`) takes a turn $T$ from the method: by default the eigenvectors
-   of $H$ in programs for CPUs, and rotations in programs for GPUs and TPUs. These are six products
-   each in three passes of bfloat16, from formulas in `linalg/_turns.py`, until one is shorter than
-   0.3, at most 80 with those that make $U$ orthonormal again. $U \leftarrow U T$,
-   $H \leftarrow T^\top H T$, and $X$ and the first moments turn by $T$ on this side. If a result is
-   not finite, the side keeps what it had (`rejected`).
-5. The step takes its direction in the new bases.
+   matrices that are due, one after the other. The policy's schedule says which (`refresh/_due.py`):
+   with `every` all at the same steps (`soap`: each third at first, each tenth in the end), or each
+   at its own if they are staggered. Those whose refreshes were all rejected are due at every step.
+3. `SideRule.checked` does one matrix. If its statistic is not finite, this starts anew at `initial`
+   · I; if its basis is far from orthonormal, that starts anew at the identity, with the statistic
+   (`restarted`). Moments and $X$ stay. `every` refreshes what is due; a policy that examines $H$
+   may leave the basis as it is. Zeros make no basis (`rejected`).
+4. `BasisRule.renewed` (`_bases.py`) asks the method for a turn $T$. Here it is a product of
+   rotations (`linalg/_turns.py` has the formulas): about 40 the first time, from the identity, a
+   few later, 80 at most. Each makes smaller what $H$ has off its diagonal, by six products in three
+   passes of bfloat16; one that is shorter than 0.3 is the last. Nothing is decomposed. Then
+   $U \leftarrow U T$, $H \leftarrow T^\top H T$, and $X$ and the first moments turn by $T$ on this
+   side. If $H$ is not finite then, the side keeps what it had (`rejected`).
+5. $f$ takes $X$ in the new bases, and its direction goes back, $U_L f(X)\, U_R^\top$.
+
+Programs for GPUs differ in a step's default precision, TF32, and refresh several small matrices at
+once. In programs for CPUs $T$ has the eigenvectors of $H$, and all products are in float32.
 
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
@@ -71,7 +74,7 @@ from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._bases import BasisRule
 from ._factor import Factor
-from ._whitened import inverse_roots
+from ._whitened import WhitenedRule, inverse_roots
 
 
 class EigenbasisState(NamedTuple):
@@ -140,11 +143,10 @@ def in_eigenbasis(
     example = "curvax.eigenbases.qr(steps=10)"
     by = as_value("method", method, BasisMethod, example, BASIS_METHODS)
     check_steps(by, refresh)
-    whiten = statistics == "kl"
-    if divide and not whiten:
+    if divide and statistics != "kl":
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     common = as_storage(storage), as_products(products), refresh, by, b3, initial
-    rule = BasisRule(*common, whiten, roots=None)
+    rule = WhitenedRule(*common) if statistics == "kl" else BasisRule(*common)
     transform: Any = inner
     sides = functools.partial(sides_of, side, max_order=max_order)
 
@@ -163,11 +165,11 @@ def in_eigenbasis(
 
     def update(g: Any, state: Any, params: Any = None):
         count, bases = next_step(state.count), (state.left, state.right)
-        x = rule.entered(g, bases, count)
+        x = rule.entered(g, bases, count)  # SOAP: U_Lᵀ G U_R
         sources, start = (x, x), None
-        if whiten:
+        if isinstance(rule, WhitenedRule):
             sources, start, bases = rule.whitened(x, bases, count)
-        bases = rule.accumulated(bases, sources, count, start)
+        bases = rule.accumulated(bases, sources, count, start)  # L, R
         if lagged:
             wide, inner_state = directed(x, bases, state.inner, count)
             bases, inner_state, _ = rule.refreshed_with(g, bases, inner_state, count)
@@ -181,13 +183,13 @@ def in_eigenbasis(
 
     def directed(x: Any, bases: Any, before: Any, count: Any) -> Any:
         """The direction of `x`, which is in these bases, and the state of `inner`."""
-        moved, after = transform.update(x, before)
+        moved, after = transform.update(x, before)  # SOAP: m̃ / √v
         for side, basis in zip(Side, bases, strict=True):
             if divide and basis is not None:
                 assert basis.spectrum is not None
                 moved = moved * jnp.expand_dims(inverse_roots(basis.spectrum), side.other_axis)
         if skip_first:
             after = jax.tree.map(lambda old, new: jnp.where(count == 1, old, new), before, after)
-        return rule.moved(moved, bases, count, back=True), after
+        return rule.moved(moved, bases, count, back=True), after  # U_L (m̃ / √v) U_Rᵀ
 
     return each_array("in_eigenbasis", init, update)

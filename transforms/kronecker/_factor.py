@@ -206,9 +206,9 @@ class SideRule(abc.ABC):
                 old = jnp.where(empty, start[..., None, None] * eye, old)
             square = gram(s.astype(old.dtype), side, self.products.statistics or self.method.level)
             pairs = [[diagonals(x)[..., None, :] for x in (old, square)], (old, square)]
-            if self.b2 is None:
+            if self.b2 is None:  # ASGO's Algorithm 1, line 6
                 diagonal, new = (a + b for a, b in pairs)
-            else:
+            else:  # Shampoo, lines 4-5; ASGO, lines 8, 10; SOAP: L, R
                 diagonal, new = (self.b2 * a + (1 - self.b2) * b for a, b in pairs)
             # A running average would keep a NaN forever, so the old statistic stays if the new one
             # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
@@ -238,14 +238,13 @@ class SideRule(abc.ABC):
         `count` is the step, from 1 after a warm-up if there is one.
         """
         renewed, follow = [*factors], bool(jax.tree.leaves(moments))
-        rules: dict[bool | None, SideRule] = {None: self}
-        if self.method.first is not None:
-            rules = {True: dataclasses.replace(self, method=self.method.first), False: self}
         for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
             if factor is None:
                 continue
             entry = factor._replace(phase=None), moments
-            for first, rule in rules.items():
+            never = (factor.refreshes == 0).reshape(-1)
+            for method, among in self.method.rounds(never):
+                rule = dataclasses.replace(self, method=method)
                 # jax.jit hashes its function. A bound method hashes its rule, which may hold
                 # tracers; a partial function does not. Both sides of square matrices share what is
                 # traced, unless moments follow.
@@ -259,7 +258,7 @@ class SideRule(abc.ABC):
                         count,
                         factor,
                         asked=count > 0,
-                        first=first,
+                        among=among,
                         numbers=self.refreshing(side, g).numbers,
                     )
             refreshed, moments = entry
@@ -281,7 +280,7 @@ class SideRule(abc.ABC):
             None,
         )
         factor = factor._replace(statistic=_where(sound, stored, anew))
-        verdict = self.verdict(factor, jnp.where(sound, h, 0))
+        verdict = self.verdict(factor, jnp.where(sound, h, 0))  # FOAM, lines 8-11
 
         # All-zero statistics make no root, which would consist of damping alone, and no basis.
         new = jax.lax.cond(
@@ -290,7 +289,7 @@ class SideRule(abc.ABC):
             lambda: Renewed(factor, moments, jnp.bool_(False), jnp.bool_(False)),
         )
         renewed, moments = _where(new.good, (new.factor, new.moments), (factor, moments))
-        if verdict.eigenvalues is not None:  # of a policy that refreshes nothing now
+        if verdict.eigenvalues is not None:  # without a refresh: FOAM, lines 13-15
             own = renewed.eigenvalues, renewed.damping
             adapted = jax.tree.map(
                 lambda x, y: x.astype(y.dtype), (verdict.eigenvalues, verdict.damping), own

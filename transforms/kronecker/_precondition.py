@@ -8,9 +8,9 @@ D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py`), and either
 factor may be absent. Before the first refresh a root is the identity.
 
-*Two forms.* By default statistics, momenta and gradients are in eigenbases, and the eigenvalues of
-roots multiply them there (`_bases.py`): a refresh is a turn of the bases. Or roots are stored
-beside statistics in the gradient's own coordinates (`_roots.py`, `eigenbases.stored_roots`).
+*Two forms* (`_roots.py`). By default statistics, momenta and gradients are in eigenbases, and the
+eigenvalues of roots multiply them there: a refresh is a turn of the bases. Or roots are stored
+beside statistics in the gradient's own coordinates (`eigenbases.stored_roots`).
 
 *Numerics.* `curvax.products` has the precision of each product. Damped eigenvalues that are
 rounding noise count as the floor of `linalg/_inverse_root.py`; in bases of both sides `_noise.py`
@@ -47,9 +47,8 @@ from ..linalg._products import Products, as_products
 from ..refresh._methods import ROOT_METHODS, BasisMethod, RefreshMethod, StoredRoots, check_steps
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._bases import BasisRule, InverseRoots
 from ._factor import Factor, Pair
-from ._roots import RootRule
+from ._roots import BasisRootRule, InverseRoots, StoredRootRule
 
 
 class PreconditionState(NamedTuple):
@@ -122,42 +121,23 @@ def precondition(
       ValueError: if an argument is outside its range or a leaf is not a matrix; the message
         names it.
     """
-    if statistics == "momentum" and momentum is None:
-        raise ValueError(
-            "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
-        )
     example = "curvax.eigenbases.rotations(8)"
     by = as_value("method", method, RefreshMethod, example, ROOT_METHODS)
-    solver = by.solver if isinstance(by, StoredRoots) else "eigh"
-    check_root_arguments(root, solver, damping_mode, "method")
-    whiten, sided = statistics == "kl", 2 if side == "both" else 1
-    for name, used in (("bias_correction=True", bias_correction), ("statistics='kl'", whiten)):
-        if used and b2 is None:
-            raise ValueError(f"b2 must be a decay rate with {name}, got None.")
-    if bias_correction and not whiten and concrete(initial) not in (None, 0):
-        raise ValueError(
-            f"initial must be 0 with bias_correction=True, where it has no part; got {initial!r}."
-        )
-    if whiten and concrete(root) is not None:
-        OneOf((2,)).check("root (with statistics='kl')", root)
-    elif limit and not whiten and concrete(root) not in (None, 2 * sided):
-        raise ValueError(f"root must be {2 * sided} for side={side!r} with limit, got {root!r}.")
+    roots = InverseRoots(root, eps, damping_mode, 2 if side == "both" else 1)
+    whiten = statistics == "kl"
+    _check_statistics(momentum, statistics, b2, bias_correction, initial)
+    _check_root(by, roots, limit, side, whiten)
     _check_policy(refresh, eps, damping_mode, by)
     common = as_storage(storage), as_products(products), refresh, by, b2, initial
-    roots = InverseRoots(root, eps, damping_mode, sided)
-    if isinstance(by, BasisMethod):
-        rule = BasisRule(*common, whiten, roots)
-    else:
-        rule = RootRule(*common, roots)
+    of_bases = isinstance(by, BasisMethod)
+    rule = BasisRootRule(*common, roots) if of_bases else StoredRootRule(*common, roots)
     average: Any = optax.identity() if momentum is None else momentum
-    if not isinstance(average, optax.GradientTransformation):
-        raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
     sides = functools.partial(sides_of, side)
 
     def init(x: Any) -> PreconditionState:
         momentum_state = average.init(x)
         check_directions("precondition, for its momentum", average, x, momentum_state)
-        if isinstance(rule, BasisRule):
+        if of_bases:
             check_moments(momentum_state, x)
         factors = rule.started(x, sides)
         return PreconditionState(jnp.zeros([], jnp.int32), *factors, momentum_state)
@@ -167,7 +147,19 @@ def precondition(
         m = x = rule.entered(g, factors, count)
         momentum_state = state.momentum
         if momentum is not None:
-            m, momentum_state = average.update(x.astype(g.dtype), momentum_state)
+            m, momentum_state = average.update(x.astype(g.dtype), momentum_state)  # ASGO, line 6
+        factors = accumulated(m if statistics == "momentum" else x, factors, count)
+        since = count - warmup_steps
+        factors, momentum_state, (m,) = rule.refreshed_with(g, factors, momentum_state, since, m)
+        direction = rule.directed(m, factors, count).astype(g.dtype)
+        if limit:
+            direction = _limited(direction, factors, b2, whiten)
+        if warmup_steps:
+            direction = jnp.where(count > warmup_steps, direction, 0)
+        return direction, PreconditionState(count, *factors, momentum_state)
+
+    def accumulated(s: jax.Array, factors: Pair, count: jax.Array) -> Pair:
+        """Both sides with new statistics of `s`, if they are due."""
         averaging = rule
         if bias_correction:
             # With this decay rate the average of so many terms is a weighted mean of them.
@@ -181,20 +173,10 @@ def precondition(
                 sources, start, factors = rule.whitened(s, factors, count)
             return averaging.accumulated(factors, sources, count, start)
 
-        source = m if statistics == "momentum" else x
         if statistics_every == 1:
-            factors = accumulate(source, factors)
-        else:
-            due = count % statistics_every == 0
-            factors = at_most_once(accumulate, due, source, factors)
-        since = count - warmup_steps
-        factors, momentum_state, (m,) = rule.refreshed_with(g, factors, momentum_state, since, m)
-        direction = rule.directed(m, factors, count).astype(g.dtype)
-        if limit:
-            direction = _limited(direction, factors, b2, whiten)
-        if warmup_steps:
-            direction = jnp.where(count > warmup_steps, direction, 0)
-        return direction, PreconditionState(count, *factors, momentum_state)
+            return accumulate(s, factors)
+        due = count % statistics_every == 0  # Shampoo, line 3
+        return at_most_once(accumulate, due, s, factors)
 
     return each_array("precondition", init, update)
 
@@ -209,6 +191,39 @@ def _limited(direction: jax.Array, factors: Pair, b2: Any, whiten: bool) -> jax.
     longest = square**0.5
     refreshes = sum(factor.refreshes for factor in factors if factor is not None)
     return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))
+
+
+def _check_statistics(
+    momentum: Any, statistics: str, b2: Any, bias_correction: bool, initial: Any
+) -> None:
+    """Requires what the statistics take, and a momentum that is a transformation."""
+    if momentum is None and statistics == "momentum":
+        raise ValueError(
+            "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
+        )
+    if not isinstance(momentum, optax.GradientTransformation | None):
+        raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
+    whiten = statistics == "kl"
+    for name, used in (("bias_correction=True", bias_correction), ("statistics='kl'", whiten)):
+        if used and b2 is None:
+            raise ValueError(f"b2 must be a decay rate with {name}, got None.")
+    if bias_correction and not whiten and concrete(initial) not in (None, 0):
+        raise ValueError(
+            f"initial must be 0 with bias_correction=True, where it has no part; got {initial!r}."
+        )
+
+
+def _check_root(
+    method: RefreshMethod, roots: InverseRoots, limit: bool, side: str, whiten: bool
+) -> None:
+    """Requires a root that the method can take, and that the other arguments allow."""
+    root, sided = roots.root, roots.sides
+    solver = method.solver if isinstance(method, StoredRoots) else "eigh"
+    check_root_arguments(root, solver, roots.damping_mode, "method")
+    if whiten and concrete(root) is not None:
+        OneOf((2,)).check("root (with statistics='kl')", root)
+    elif limit and not whiten and concrete(root) not in (None, 2 * sided):
+        raise ValueError(f"root must be {2 * sided} for side={side!r} with limit, got {root!r}.")
 
 
 def _check_policy(

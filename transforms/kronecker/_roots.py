@@ -1,11 +1,22 @@
-"""Stored inverse roots of statistics in the gradient's own coordinates."""
+r"""Inverse roots: made of bases and eigenvalues, or stored.
+
+*Of bases*, with $h = \mathrm{diag}(H)$ at the last refresh (`_bases.py`):
+
+$$L^{-1/p} M R^{-1/p} \approx U_L\, \mathrm{diag}(r(h_L))\, U_L^\top M U_R\,
+\mathrm{diag}(r(h_R))\, U_R^\top$$
+
+with the damping modes, the range and the rounding floors of `linalg/_inverse_root.py` and
+`_noise.py`. After rotations the rest off the diagonal of $H$ is of second order, and the error of
+the root's eigenvalues is of second order in that. *Stored* roots are those of `inverse_root`, of
+statistics in the gradient's own coordinates. Before the first refresh a root is the identity.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +24,103 @@ import numpy as np
 
 from .._carry import Moments
 from .._side import LEFT, RIGHT, Side
-from ..linalg._inverse_root import rounding_floor, solve_root
+from .._trees import widened
+from ..linalg._inverse_root import near_one, root_eigenvalues, rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import multiplied
+from ..linalg._turns import SHORT_FOR_ROOTS, Turn
+from ..refresh._policy import RootDamping
 from ..storage._storage import Storage
-from ._bases import InverseRoots
-from ._factor import Factor, Pair, Renewed, SideRule
-from ._whitened import starting_multiple
+from ._bases import BasisRule
+from ._factor import Factor, Pair, Renewed, SideRule, each_side
+from ._noise import eigenvalue_floor, without_noise
+from ._whitened import inverse_roots, starting_multiple, whitened_sources
+
+
+class InverseRoots(NamedTuple):
+    """The settings of inverse roots."""
+
+    root: Any  # p
+    eps: Any
+    damping_mode: str
+    sides: int  # how many roots a matrix is multiplied by
 
 
 @dataclasses.dataclass(frozen=True)
-class RootRule(SideRule):
-    """The settings of the stored roots of both sides."""
+class BasisRootRule(BasisRule):
+    """The settings of roots that are made of the bases of both sides."""
+
+    roots: InverseRoots
+    short, amplifies = SHORT_FOR_ROOTS, True
+
+    def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
+        fields = super().first_fields(batch, eye)
+        fields["eigenvalues"] = jnp.zeros((*batch, len(eye)), eye.dtype)
+        if self.policy.examines is not None:
+            fields["damping"] = jnp.full(batch, self.roots.eps, eye.dtype)
+        return fields
+
+    def whitened(
+        self, x: jax.Array, factors: Pair, count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Pair]:
+        """`X μ^(-1/2) / √n` and `λ^(-1/2) X / √m`, which statistics average, and their start.
+
+        A side that no refresh has turned counts as the start.
+        """
+        sides = max(1, sum(factor is not None for factor in factors))
+        start = starting_multiple(x, sides, self.initial, x.dtype)
+
+        def scale(side: Side, factor: Any) -> jax.Array:
+            unused = jnp.max(factor.eigenvalues, axis=-1, keepdims=True) == 0
+            first = inverse_roots(start[..., None] * jnp.ones(factor.eigenvalues.shape, x.dtype))
+            return jnp.where(unused, first, self.root_of(factor, in_bases=True))
+
+        return whitened_sources(x, each_side(scale, factors))[0], start, factors
+
+    def root_of(self, factor: Factor, *, in_bases: bool) -> jax.Array:
+        """The eigenvalues `(..., d)` of a side's inverse root; 1 before its first refresh.
+
+        `in_bases`: with the floor of `_noise.py`.
+        """
+        assert factor.eigenvalues is not None
+        d, (root, eps, mode, sides) = factor.eigenvalues, self.roots
+        damping = eps if factor.damping is None else factor.damping[..., None]
+        floor = eigenvalue_floor(d.dtype) if in_bases else rounding_floor(d, root, sides)
+        scaled = near_one(jnp.max(d, axis=-1, keepdims=True), root, damping, mode)
+        # Shampoo, line 11; ASGO, line 13; FOAM, lines 4, 14, 20
+        roots = root_eigenvalues(d * scaled.by, root, scaled.eps, mode, floor) * scaled.back
+        # An infinite entry would make a finite root: damage must show, so that the guard sees it.
+        sound = jnp.isfinite(d).all(axis=-1, keepdims=True) & jnp.isfinite(damping)
+        roots = jnp.where(sound, roots, jnp.nan)
+        return jnp.where(jnp.max(d, axis=-1, keepdims=True) == 0, 1, roots)
+
+    def directed(self, m: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
+        """The product of the roots of both sides with `m (..., m, n)`, which is in the bases."""
+        m = widened(m)
+        exact = all(map(self.storage.exact, m.shape[-2:])) and self.roots.sides == 2
+        if exact:
+            eigenvalues: list[Any] = [factor and factor.eigenvalues for factor in factors]
+            m = without_noise(m, *eigenvalues)
+        for side, factor in zip(Side, factors, strict=True):
+            if factor is not None:
+                m = m * jnp.expand_dims(self.root_of(factor, in_bases=exact), side.other_axis)
+        return self.moved(m, factors, count, back=True)  # Shampoo, line 15; ASGO, lines 18, 20
+
+    def root_damping(self, factor: Factor, dtype: Any) -> RootDamping:
+        assert factor.damping is not None
+        return RootDamping(factor.damping.astype(dtype), self.roots.eps, self.roots.root)
+
+    def with_eigenvalues(self, factor: Factor, d: jax.Array, turn: Turn) -> Factor:
+        factor = super().with_eigenvalues(factor, d, turn)
+        if factor.damping is None:
+            return factor
+        # FOAM, lines 3, 19
+        return factor._replace(damping=jnp.zeros_like(factor.damping) + self.roots.eps)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredRootRule(SideRule):
+    """The settings of roots that are stored, of statistics in the gradient's coordinates."""
 
     roots: InverseRoots
 
@@ -73,7 +169,7 @@ class RootRule(SideRule):
     def directed(self, m: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
         """The product of the roots of both sides with `m (..., m, n)`."""
         roots = [factor and factor.inverse_root for factor in factors]
-        return self.two_sided(self.apply_root, m, roots, count)
+        return self.two_sided(self.apply_root, m, roots, count)  # Shampoo, line 15
 
     def refreshed_with(
         self, g: jax.Array, factors: Pair, state: Any, count: jax.Array, *along: Any
@@ -85,7 +181,7 @@ class RootRule(SideRule):
         root, eps, mode, sides = self.roots
         floor = rounding_floor(h, root, sides)
         solver, rows = self.method.solver, self.method.rows
-        x, error, indefinite = solve_root(h, root, eps, mode, solver, floor, rows)
+        x, error, indefinite = solve_root(h, root, eps, mode, solver, floor, rows)  # line 11
         factor = factor._replace(inverse_root=self.storage.encode_root(x))
         factor = factor._replace(error=error.astype(jnp.float32))
         return Renewed(factor, moments, jnp.isfinite(magnitude(x)), indefinite)

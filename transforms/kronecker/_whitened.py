@@ -14,7 +14,8 @@ $$\lambda_i \leftarrow b \lambda_i + \frac{1-b}{n} \sum_j (U_L^\top G\, U_R)_{ij
 *Start.* Statistics start at a multiple of the identity; in the official code eigenvalues start at
 0.1. The default here is the mean square of the first gradient (its root, with two sides), so that
 directions do not depend on the gradient's scale. A side without an inverse root counts as such a
-multiple, and a side that is not preconditioned as the identity.
+multiple, and a side that is not preconditioned as the identity. Eigenvalues that are not finite
+start anew at the next step, because those of one side make the other's (`restarted`).
 
 *Bound.* With roots of this step's statistics, $\|D\|_2 \le \sqrt{\min(m, n) / (b (1-b))}$: a
 statistic contains its gradient, whitened by inverses that shrink by $b$ at most. From eigenvalues
@@ -29,12 +30,18 @@ each step beside the statistics: `2mn(m + n)` FLOPs from roots, `2mn(m + 2n)` fr
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._side import Side
 from ..linalg._numerics import safe_root, significant
+from ..linalg._turns import Turn
+from ._bases import BasisRule
+from ._factor import Factor, Pair, each_side
 
 
 def starting_multiple(
@@ -52,3 +59,66 @@ def inverse_roots(d: jax.Array) -> jax.Array:
     root = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, d, 1)), 0)
     # A damaged state must show, so that the guard starts it anew.
     return jnp.where(jnp.isfinite(d).all(axis=-1, keepdims=True), root, jnp.nan)
+
+
+def whitened_sources(
+    x: jax.Array, scales: Sequence[jax.Array | None]
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """`X μ^(-1/2) / √n` and `λ^(-1/2) X / √m` for the inverse roots `(..., d)` of both sides.
+
+    A side without roots counts as the identity. Also the roots, with an axis for the other side.
+    """
+    by_left, by_right = (
+        jnp.expand_dims(
+            jnp.ones((*x.shape[:-2], side.order(x)), x.dtype) if d is None else d, side.other_axis
+        )
+        for side, d in zip(Side, scales, strict=True)
+    )
+    m, n = x.shape[-2:]
+    return (x * by_right / n**0.5, x * by_left / m**0.5), (by_left, by_right)
+
+
+@dataclasses.dataclass(frozen=True)
+class WhitenedRule(BasisRule):
+    """Bases of whitened gradients, with averages of their eigenvalues."""
+
+    amplifies = True
+
+    def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
+        spectrum = jnp.full((*batch, len(eye)), self.initial, eye.dtype)
+        return super().first_fields(batch, eye) | {"spectrum": spectrum}
+
+    def whitened(
+        self, x: jax.Array, factors: Pair, count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Pair]:
+        """What the statistics of both sides average, their start, and new averages."""
+        sides = max(1, sum(factor is not None for factor in factors))
+        start = starting_multiple(x, sides, self.initial, x.dtype)
+
+        def sound(side: Side, factor: Any) -> Factor:
+            """With averages that can be used: those of zeros and damaged ones start anew."""
+            damaged = ~jnp.isfinite(factor.spectrum).all(axis=-1)
+            empty = ~jnp.any(factor.spectrum != 0, axis=-1) | damaged
+            spectrum = jnp.where(empty[..., None], start[..., None], factor.spectrum)
+            counts = factor.counts.plus(restarted=damaged)
+            return factor._replace(spectrum=spectrum, counts=counts)
+
+        def averaged(side: Side, factor: Any, other: jax.Array) -> Factor:
+            mean = jnp.mean(x**2 * other**2, axis=side.other_axis)  # of λ and μ above
+            new = self.b2 * factor.spectrum + (1 - self.b2) * mean
+            # As with statistics: a gradient that is not finite leaves the average as it is.
+            finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
+            spectrum = jnp.where(finite, new, factor.spectrum).astype(x.dtype)
+            return factor._replace(spectrum=spectrum)
+
+        factors = each_side(sound, factors)
+        scales = each_side(lambda _, factor: inverse_roots(factor.spectrum), factors)
+        sources, (by_left, by_right) = whitened_sources(x, scales)
+        return sources, start, each_side(averaged, factors, (by_right, by_left))
+
+    def with_eigenvalues(self, factor: Factor, d: jax.Array, turn: Turn) -> Factor:
+        spectrum: Any = factor.spectrum
+        kept = spectrum if turn.order is None else spectrum[turn.order]
+        # The averages so far may be those of the identity as a basis.
+        kept = jnp.where(turn.keeps & ~(factor.refreshes == 0), kept, jnp.maximum(d, 0))
+        return super().with_eigenvalues(factor, d, turn)._replace(spectrum=kept)

@@ -100,8 +100,8 @@ def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
         return (s.count < MAX_ITERATIONS) & (s.error > tolerance) & better
 
     def newton_step(s: _Newton) -> _Newton:
-        t = ((root + 1) * eye - s.m) / root
-        m = exact_product(_power(t, root), s.m)
+        t = ((root + 1) * eye - s.m) / root  # Guo and Higham: T
+        m = exact_product(_power(t, root), s.m)  # M
         m = (m + m.mT) / 2
         x = exact_product(s.x, t)
         return _Newton(x, m, magnitude(m - eye), s.x, s.error, s.count + 1)
@@ -122,7 +122,7 @@ def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Arr
 
     def polynomial(m: jax.Array, i: jax.Array) -> jax.Array:
         if rows is None:
-            return (3 * eye - m) / 2
+            return (3 * eye - m) / 2  # Gong et al., B.8
         alike = len(set(rows)) == 1
         return _quadratic(rows[0] if alike else jnp.asarray(rows, a.dtype)[i], m)
 
@@ -158,7 +158,7 @@ def _square_roots(
     def coupled_step(i: jax.Array, yz: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, z = yz
         t = polynomial(exact_product(z, y), i)
-        return exact_product(y, t), exact_product(t, z)
+        return exact_product(y, t), exact_product(t, z)  # Y and Z of Gong et al., B.8
 
     first = polynomial(a, jnp.int32(0))  # Z is the identity
     return jax.lax.fori_loop(1, steps, coupled_step, (exact_product(a, first), first))

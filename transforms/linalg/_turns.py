@@ -83,7 +83,7 @@ def by_default(u: jax.Array, h: jax.Array, short: float) -> Turn:
 def by_eigh(u: jax.Array, h: jax.Array) -> Turn:
     """The eigenvectors of `h`, and a diagonal statistic."""
     scale = to_one(magnitude(h))
-    q, d = eigh(h * scale)
+    q, d = eigh(h * scale)  # EVD of SOAP's Algorithm 6 in Gong et al., arXiv:2502.07752
     q = with_fixed_signs(q[:, ::-1])
     u, turn, h = straightened(exact_product(u, q), q, jnp.diag(d[::-1] / scale))
     return Turn(turn, u, h, None, jnp.bool_(True))
@@ -94,7 +94,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 
     def qr_step(h: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         order = jnp.argsort(-diagonals(h), stable=True)
-        q = with_fixed_signs(qr(h[:, order])[0])
+        q = with_fixed_signs(qr(h[:, order])[0])  # T of T R = H P
         return q, turned(h, q), order
 
     def refine(loop: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -104,6 +104,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 
     state = (jnp.int32(1), *qr_step(h))
     if most > 1:
+        # The QR algorithm from a warm start, of Eschenhagen et al., arXiv:2506.03595.
         state = while_at_most(most - 1, lambda x: (x[0] < most) & again(x[2]), refine, state)
     _, q, h, order = state
     u, turn, h = straightened(exact_product(u, q), q, h)
@@ -125,10 +126,10 @@ def by_rotations(u: jax.Array, h: jax.Array, most: int, short: float = SHORT) ->
         factor = jnp.where(crooked, u, k)
         square = exact_product(factor, factor, transpose_a=True)  # I + E, or -K²
         length = _length(k, square)
-        f = LONGEST / jnp.maximum(length, LONGEST)
+        f = LONGEST / jnp.maximum(length, LONGEST)  # min(1, 0.6 / ℓ)
         k = f * k
-        rotation = exact_product(k, eye + k / 2 - f * f / 8 * square)
-        change = jnp.where(crooked, (eye - square) / 2, rotation)
+        rotation = exact_product(k, eye + k / 2 - f * f / 8 * square)  # T - I
+        change = jnp.where(crooked, (eye - square) / 2, rotation)  # or -E / 2
         turn, u, h = (x + exact_product(x, change) for x in (turn, u, h))
         h = h + exact_product(change, h, transpose_a=True)
         return rounds + 1, jnp.where(crooked, jnp.inf, length), crooked, u, (h + h.mT) / 2, turn
@@ -190,10 +191,10 @@ def generator(h: jax.Array) -> jax.Array:
     apart = d[None, :] - d[:, None]
     noise = NOISE * jnp.max(d)
     below = apart**2 + CLOSENESS**2 * d[None, :] * d[:, None] + noise**2
-    k = ratio(h * apart, below)
+    k = ratio(h * apart, below)  # K; with τ = ν = 0 the step of Ogita and Aishima
     k = (k - k.mT) / 2
     rows = safe_norm(k, axis=1)
-    shrink = jnp.minimum(1, LONGEST_ROW / jnp.maximum(rows, LONGEST_ROW))
+    shrink = jnp.minimum(1, LONGEST_ROW / jnp.maximum(rows, LONGEST_ROW))  # r
     return k * jnp.minimum(shrink[:, None], shrink[None, :])
 
 

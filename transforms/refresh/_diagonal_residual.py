@@ -26,7 +26,7 @@ def residual_and_diagonal(h: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`‖H - diag(H)‖ / ‖H‖`, which only decides, so that it has no derivative, and `diag(H)`."""
     near_one = jax.lax.stop_gradient(h) * to_one(magnitude(h))
     norm = jnp.linalg.norm(near_one)
-    off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))
+    off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))  # Appendix I
     return ratio(off, norm), jnp.diagonal(h)
 
 
@@ -42,7 +42,7 @@ class DiagonalResidual(RefreshPolicy):
 
     def examine(self, check: Check) -> Verdict:
         residual, diagonal = residual_and_diagonal(check.statistic)
-        refresh = check.first | ~(residual <= self.threshold)
+        refresh = check.first | ~(residual <= self.threshold)  # J.5
         proxy = jnp.where(check.first, jnp.zeros_like(residual), residual)
         return Verdict(refresh, proxy, eigenvalues=diagonal if self.update_eigenvalues else None)
 

@@ -42,7 +42,7 @@ def refresh_due(
     *,
     inputs: Any = (),
     asked: Any = True,
-    first: bool | None = None,
+    among: Any = True,
     numbers: int | None = None,
 ) -> Any:
     """Refreshes the matrices of a batch that are due, in the loops of `visit_due`.
@@ -50,14 +50,12 @@ def refresh_due(
     `entry` and `inputs` are pytrees of arrays with the axes `batch` first, `count` is the step,
     from 1, and `numbers` that of a `Refreshing`. `state` counts the refreshes and has the phases of
     `phases_of`: what was always rejected so far, such as a statistic of zeros, is tried again at
-    every step. `asked`, bool or bool (size,), says whether what is due is refreshed, and `first`
-    whether that is only what never was refreshed, or only the rest.
+    every step. `asked`, bool or bool (size,), says whether what is due is refreshed, and `among`,
+    alike, which matrices may be refreshed at all.
     """
     size, phase = math.prod(batch), state.phase
     due = schedule.due(count) if phase is None else schedule.due(count, phase.reshape(-1))
-    again, never = (x.reshape(-1) for x in (untried(state), state.refreshes == 0))
-    of = True if first is None else never if first else ~never
-    due = (jnp.broadcast_to(due, size) & asked | again) & of
+    due = (jnp.broadcast_to(due, size) & asked | untried(state).reshape(-1)) & among
     group = _loops.REFRESHED.size(size, numbers, schedule.together)
     return visit_due(visit, entry, batch, due, group, inputs)
 

@@ -60,7 +60,7 @@ def damping_proxy(
     error = jnp.where(jnp.abs(error) <= noise, 0, error)
     damped = jnp.maximum(jnp.maximum(eigenvalues, 0) + damping, noise)
     whitening = damped**-0.5
-    change = safe_norm(whitening[:, None] * error * whitening[None, :])  # RC
+    change = safe_norm(whitening[:, None] * error * whitening[None, :])  # RC of Eq. 3
     # Ours: rows that have always been 0, such as the padding of blocks, do not enter α.
     roots = jnp.where(live, damped ** (-1 / root), 0)
     norm = safe_norm(roots)

@@ -21,7 +21,13 @@ class RefreshMethod(Value):
     """The type of `method=` of `precondition`."""
 
     level = "float32"  # of statistics' and refreshes' products by default
-    first: Any = None  # the method of a first refresh, if it is another
+
+    def rounds(self, never: jax.Array) -> list[tuple[RefreshMethod, Any]]:
+        """The methods of a refresh, and which matrices each takes: bool (size,), or all.
+
+        `never` are those that were never refreshed.
+        """
+        return [(self, True)]
 
 
 class BasisMethod(RefreshMethod):
@@ -61,7 +67,9 @@ class Qr(BasisMethod):
     """See `qr`: orthogonal iteration."""
 
     steps: int = 1
-    first = Eigh()
+
+    def rounds(self, never: jax.Array) -> list[tuple[RefreshMethod, Any]]:
+        return [(Eigh(), never), (self, ~never)]
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         return _turns.by_qr(u, h, self.steps, again)

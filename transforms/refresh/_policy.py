@@ -185,7 +185,7 @@ class BelowNorm(RefreshPolicy):
     examines = "projection"
 
     def examine(self, check: ProjectionCheck) -> Verdict:
-        return Verdict(check.first | (check.norm <= self.threshold))
+        return Verdict(check.first | (check.norm <= self.threshold))  # SUMO's Algorithm 1, block 1
 
 
 @checked

@@ -239,7 +239,11 @@ class SubspaceRule:
         asked: Any = True if policy.examines is None else self.examined(policy, g, old)
         # Of the state a refresh leaves the key, the phase and the compensation as they are.
         entry = old._replace(key=None, phase=None, compensation=None), moments
-        for first in (True, False) if self.basis.starts else (None,):
+        together, never = self.refreshing(g).numbers, (old.refreshes == 0).reshape(-1)
+        rounds: list[Any] = [(None, True, together)]
+        if self.basis.starts:
+            rounds = [(True, never, None), (False, ~never, together)]
+        for first, among, numbers in rounds:
             entry = refresh_due(
                 jax.jit(functools.partial(self.refresh_one, first=first)),
                 entry,
@@ -249,8 +253,8 @@ class SubspaceRule:
                 old,
                 inputs=(g, old.key),
                 asked=asked,
-                first=first,
-                numbers=None if first else self.refreshing(g).numbers,
+                among=among,
+                numbers=numbers,
             )
         subspace, moments = entry
         subspace = subspace._replace(key=old.key, phase=old.phase, compensation=old.compensation)
