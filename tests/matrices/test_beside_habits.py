@@ -21,6 +21,8 @@ ALL: Conv_0/(kernel 12 36 5 5, bias 12) -> Conv_0/kernel 123.0
 MatrixRule torch_layout equinox: up/(weight 64 32 2 2, bias 32) -> up/weight 023.1
 torch_layout: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 023.1
 equinox: up/(weight 32 64 2 2, bias 32 1 1) -> up/weight 123.0
+equinox: conv/(weight 64 32 2 2, bias 32 1 1) -> conv/weight 023.1
+haiku: conv2_d/(w 3 3 64 32, b 64 1 1) -> conv2_d/w 013.2
 MatrixRule linen: up_conv/(kernel 3 12 36, bias 12) -> up_conv/kernel 02.1
 torch_layout: {tconv,trans_conv,ConvT_0}/weight 64 32 2 2 ->
     {tconv,trans_conv,ConvT_0}/weight 023.1
@@ -50,6 +52,8 @@ torch_layout: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, router
 torch_layout: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, gate/kernel 8 4) ->
     mlp/experts/{gate_up_proj,down_proj} 2.1
 torch_layout: experts/(w2 3 4 16 8, b2 3 4 8) -> experts/w2 2.3
+torch_layout: mlp/(experts/gate_up_proj 3 4 8 32, experts/down_proj 3 4 16 8, router/weight 4 8) ->
+    mlp/experts/{gate_up_proj,down_proj} 2.3
 # Layers on axis 1, or on axis 0
 FLAX maxtext: l/(up/kernel 8 3 16, down/kernel 16 3 8, norm/scale 8 3) -> l/{up,down}/kernel 0.2
 FLAX maxtext: l/(up/kernel 3 8 16, down/kernel 3 16 8, norm/scale 3 8) -> l/{up,down}/kernel 1.2
@@ -169,6 +173,7 @@ MatrixRule FLAX: converter/kernel 5 16 32 -> converter/kernel 1.2
 MatrixRule: l/(pointwise_conv/kernel 5 8 16, norm/scale 5 8) -> l/pointwise_conv/kernel 01.2 1.2
 MatrixRule: l/(Conv_0/kernel 3 3 8 16, norm/scale 3 8) -> l/Conv_0/kernel 012.3 12.3
 equinox torch_layout: experts/up/weight 2 8 32 16 -> experts/up/weight 3.2
+torch_layout: experts/up_proj 2 8 32 16 -> experts/up_proj 3.2 2.3
 # Layers of one output each, or a convolution
 equinox: critics/(weight 2 1 16, bias 2 1) -> critics/weight 2.1 12.0
 # A bias for each place of the output

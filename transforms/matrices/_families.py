@@ -78,7 +78,7 @@ class Family:
             # `(D, H, K)` with `(H, K)` may be one matrix.
             and not (place == 1 and (0,) in inputs)
         }
-        if exact or inputs:
+        if exact or inputs or p.width in p.shape:
             places = {None, *evident} & exact or exact
         elif evident and p.bias is None:
             places = {*evident}
@@ -223,8 +223,8 @@ _EXPERTS = r"(.*[/_.])?experts?[/_.].*"
 TORCH_LAYOUT = Family(
     "torch_layout",
     (
-        Entry(_EXPERTS, _OUT_IN, (3,), _inputs_on(-1)),
-        Entry(_EXPERTS, _IN_OUT, (3,), _inputs_on(-2)),
+        Entry(_EXPERTS, _OUT_IN, (3,), _inputs_on(-1), assumed=True),
+        Entry(_EXPERTS, _IN_OUT, (3,), _inputs_on(-2), assumed=True),
         Entry(r".*", _OUT_IN, (2,), _is_matrix),
         Entry(r".*", _kernel(1), (3, 4, 5), _is_transposed_conv),
         Entry(r".*", _kernel(0), (4, 5), _is_kernel),
