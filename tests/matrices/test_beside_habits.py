@@ -61,6 +61,8 @@ equinox: l/(up/weight 8 3 16, down/weight 16 3 8, norm/scale 8 3) -> l/up/weight
 FLAX maxtext: l/(self_attention/query/kernel 8 3 2 4, self_attention/out/kernel 2 3 4 8, norm/scale
     8 3) -> l/self_attention/(query/kernel 0.23, out/kernel 02.3)
 FLAX: l/up/(kernel 8 3 16, bias 16 3) -> l/up/kernel 0.2
+FLAX maxtext: l/(attention/query/kernel 64 12 32, attention/query/bias 32 12, norm/scale 64 12) ->
+    l/attention/query/kernel 0.2
 # Layers on the last axis
 FLAX: l/(up/kernel 8 16 3, down/kernel 16 8 3, norm/scale 8 3) -> l/{up,down}/kernel 0.1
 equinox: l/(up/weight 8 16 3, down/weight 16 8 3, norm/scale 8 3) -> l/{up,down}/weight 1.0
@@ -138,6 +140,11 @@ MatrixRule FLAX: ConvTranspose_0/(kernel 3 3 12 12, bias 12) -> ConvTranspose_0/
 MatrixRule: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 123.0 023.1
 # Norms that fit both axes
 FLAX: l/({up,gate_proj}/kernel 8 3 16, norm/scale 8 3) -> l/{up,gate_proj}/kernel 1.2 0.2
+FLAX maxtext: attention/(query/kernel 64 12 32, out/kernel 32 12 64) ->
+    attention/{query,out}/kernel 0.2
+FLAX: l/(q_proj/kernel 3 8 8 6, q_proj/bias 3 8 6, norm/scale 3 8) -> l/q_proj/kernel 1.23
+MatrixRule maxtext: l/(Conv_0/kernel 3 12 3 8 16, norm/scale 8 12) -> l/Conv_0/kernel 023.4
+MatrixRule: l/(dense/kernel 64 12 64, dense/bias 64 12, norm/scale 64 12) -> l/dense/kernel 0.2
 FLAX: attention/(query/kernel 64 12 4 16, out/kernel 4 12 16 64) ->
     attention/(query/kernel 0.23 1.23, out/kernel 02.3 12.3)
 equinox: l/up/(weight 3 16 8, bias 3 16) -> l/up/weight 2.1 2.0

@@ -174,6 +174,9 @@ def _convolution(p: Parameter) -> Readings:
     stacked = bool(p.layer_axes(near=True))
     if p.is_local or (ndim == 3 and stacked):
         layers = _readings_of(p, ((-2, -1),), p.output_first)
+    elif ndim > 3 and 1 in p.layer_axes():
+        kernel = kernel_axes(ndim - 1, output=0 if p.output_first else -1)
+        layers = (with_layers(p, behind(kernel, ndim, 1), 1), *layers)
     width = None if p.is_local else width
     if width in shape:
         fits = [end for end in range(ndim) if shape[end] == width]
@@ -279,6 +282,8 @@ def _others(p: Parameter) -> Readings:
         readings = (kernel, stack) if _is_square(p, kernel) else (stack, kernel, *more)
     swaps = (not turned, turned) if p.shape[-1] == 2 else (turned,) * (-1 in p.layer_axes())
     readings += tuple(r for x in swaps for r in _readings_of(p, ((-3, -2),), x))
+    if p.ndim == 3 and 1 in p.layer_axes():
+        readings = _besides(readings, _readings_of(p, ((0, 2),)))
     if p.is_spectral:
         readings = _besides(_readings_of(p, ((0, 1), (1, 0))), readings)
     of_einsum = _einsum(p)
