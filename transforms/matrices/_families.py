@@ -166,8 +166,9 @@ def _heads_last(p: Parameter) -> bool:
 def _has_heads(p: Parameter) -> bool:
     """The same, and that queries and outputs have as many heads."""
     query, out = (p if p.role == role else p.sibling(role) for role in ("query", "out"))
-    known = query is not None and out is not None and query.ndim == out.ndim == p.ndim == 3
-    return _heads_last(p) and not (known and query.shape[1] != out.shape[0])
+    if query is None or out is None or not query.ndim == out.ndim == p.ndim == 3:
+        return _heads_last(p)
+    return _heads_last(p) and query.shape[1] == out.shape[0]
 
 
 def _surely_heads_last(p: Parameter) -> bool:
