@@ -138,6 +138,8 @@ ASKED = """
 MatrixRule FLAX: ConvTranspose_0/kernel 3 3 12 36 -> ConvTranspose_0/kernel 012.3 013.2
 MatrixRule FLAX: ConvTranspose_0/(kernel 3 3 12 12, bias 12) -> ConvTranspose_0/kernel 012.3 013.2
 MatrixRule: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 123.0 023.1
+MatrixRule: conv_transpose/weight 6 64 32 2 2 -> conv_transpose/weight 134.2 234.1
+MatrixRule: conv_transpose/(kernel 6 2 2 32 32, bias 6 32) -> conv_transpose/kernel 123.4 124.3
 # Norms that fit both axes
 FLAX: l/({up,gate_proj}/kernel 8 3 16, norm/scale 8 3) -> l/{up,gate_proj}/kernel 1.2 0.2
 FLAX maxtext: attention/(query/kernel 64 12 32, out/kernel 32 12 64) ->

@@ -168,8 +168,9 @@ def _convolution(p: Parameter) -> Readings:
     ends = (0, 1, ndim - 1, ndim - 2) if p.output_first else (ndim - 1, ndim - 2, 0, 1)
     named, swapped, other, _ = kernels = tuple(_kernel(p, end) for end in ends)
     layers = tuple(
-        reading(shape, kernel_axes(ndim, output=n if p.output_first else -1, layers=n))
+        reading(shape, kernel_axes(ndim, output=n + end if p.output_first else -1 - end, layers=n))
         for n in range(1, ndim - 2)
+        for end in range(1 + p.is_transposed)
     )
     stacked = bool(p.layer_axes(near=True))
     if p.is_local or (ndim == 3 and stacked):
@@ -189,7 +190,7 @@ def _convolution(p: Parameter) -> Readings:
     elif width is not None:
         return (named,)
     elif p.is_transposed and bias is None:
-        return (named, swapped, *layers[:1])
+        return (named, swapped, *layers[:2])
     if bias is not None or p.is_local:
         fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
         both = _besides(fitting, (named,)) if p.has_bias_of_places else fitting
