@@ -21,6 +21,8 @@ ALL: Conv_0/(kernel 12 36 5 5, bias 12) -> Conv_0/kernel 123.0
 MatrixRule torch_layout equinox: up/(weight 64 32 2 2, bias 32) -> up/weight 023.1
 torch_layout: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 023.1
 equinox: up/(weight 32 64 2 2, bias 32 1 1) -> up/weight 123.0
+equinox: conv/(weight 64 32 2 2, bias 32 1 1) -> conv/weight 023.1
+haiku: conv2_d/(w 3 3 64 32, b 64 1 1) -> conv2_d/w 013.2
 MatrixRule linen: up_conv/(kernel 3 12 36, bias 12) -> up_conv/kernel 02.1
 torch_layout: {tconv,trans_conv,ConvT_0}/weight 64 32 2 2 ->
     {tconv,trans_conv,ConvT_0}/weight 023.1
@@ -50,6 +52,8 @@ torch_layout: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, router
 torch_layout: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, gate/kernel 8 4) ->
     mlp/experts/{gate_up_proj,down_proj} 2.1
 torch_layout: experts/(w2 3 4 16 8, b2 3 4 8) -> experts/w2 2.3
+torch_layout: mlp/(experts/gate_up_proj 3 4 8 32, experts/down_proj 3 4 16 8, router/weight 4 8) ->
+    mlp/experts/{gate_up_proj,down_proj} 2.3
 # Layers on axis 1, or on axis 0
 FLAX maxtext: l/(up/kernel 8 3 16, down/kernel 16 3 8, norm/scale 8 3) -> l/{up,down}/kernel 0.2
 FLAX maxtext: l/(up/kernel 3 8 16, down/kernel 3 16 8, norm/scale 3 8) -> l/{up,down}/kernel 1.2
@@ -57,6 +61,8 @@ equinox: l/(up/weight 8 3 16, down/weight 16 3 8, norm/scale 8 3) -> l/up/weight
 FLAX maxtext: l/(self_attention/query/kernel 8 3 2 4, self_attention/out/kernel 2 3 4 8, norm/scale
     8 3) -> l/self_attention/(query/kernel 0.23, out/kernel 02.3)
 FLAX: l/up/(kernel 8 3 16, bias 16 3) -> l/up/kernel 0.2
+FLAX maxtext: l/(attention/query/kernel 64 12 32, attention/query/bias 32 12, norm/scale 64 12) ->
+    l/attention/query/kernel 0.2
 # Layers on the last axis
 FLAX: l/(up/kernel 8 16 3, down/kernel 16 8 3, norm/scale 8 3) -> l/{up,down}/kernel 0.1
 equinox: l/(up/weight 8 16 3, down/weight 16 8 3, norm/scale 8 3) -> l/{up,down}/weight 1.0
@@ -132,8 +138,15 @@ ASKED = """
 MatrixRule FLAX: ConvTranspose_0/kernel 3 3 12 36 -> ConvTranspose_0/kernel 012.3 013.2
 MatrixRule FLAX: ConvTranspose_0/(kernel 3 3 12 12, bias 12) -> ConvTranspose_0/kernel 012.3 013.2
 MatrixRule: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 123.0 023.1
+MatrixRule: conv_transpose/weight 6 64 32 2 2 -> conv_transpose/weight 134.2 234.1
+MatrixRule: conv_transpose/(kernel 6 2 2 32 32, bias 6 32) -> conv_transpose/kernel 123.4 124.3
 # Norms that fit both axes
 FLAX: l/({up,gate_proj}/kernel 8 3 16, norm/scale 8 3) -> l/{up,gate_proj}/kernel 1.2 0.2
+FLAX maxtext: attention/(query/kernel 64 12 32, out/kernel 32 12 64) ->
+    attention/{query,out}/kernel 0.2
+FLAX: l/(q_proj/kernel 3 8 8 6, q_proj/bias 3 8 6, norm/scale 3 8) -> l/q_proj/kernel 1.23
+MatrixRule maxtext: l/(Conv_0/kernel 3 12 3 8 16, norm/scale 8 12) -> l/Conv_0/kernel 023.4
+MatrixRule: l/(dense/kernel 64 12 64, dense/bias 64 12, norm/scale 64 12) -> l/dense/kernel 0.2
 FLAX: attention/(query/kernel 64 12 4 16, out/kernel 4 12 16 64) ->
     attention/(query/kernel 0.23 1.23, out/kernel 02.3 12.3)
 equinox: l/up/(weight 3 16 8, bias 3 16) -> l/up/weight 2.1 2.0
@@ -169,6 +182,7 @@ MatrixRule FLAX: converter/kernel 5 16 32 -> converter/kernel 1.2
 MatrixRule: l/(pointwise_conv/kernel 5 8 16, norm/scale 5 8) -> l/pointwise_conv/kernel 01.2 1.2
 MatrixRule: l/(Conv_0/kernel 3 3 8 16, norm/scale 3 8) -> l/Conv_0/kernel 012.3 12.3
 equinox torch_layout: experts/up/weight 2 8 32 16 -> experts/up/weight 3.2
+torch_layout: experts/up_proj 2 8 32 16 -> experts/up_proj 3.2 2.3
 # Layers of one output each, or a convolution
 equinox: critics/(weight 2 1 16, bias 2 1) -> critics/weight 2.1 12.0
 # A bias for each place of the output

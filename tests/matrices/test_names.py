@@ -53,11 +53,12 @@ def test_kernels_are_matrices_and_a_weight_has_its_output_axis_first() -> None:
             assert treated({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
 
 
-def test_what_is_called_after_a_gate_may_be_a_matrix() -> None:
-    found = treated({"moe/gate_weight": (8, 32), "moe/gate_einsum": (8, 32), "moe/gate": (8, 32)})
-    assert found["moe/gate_weight"] == MatrixAxes(rows=1, columns=0)
-    assert found["moe/gate_einsum"] == MatrixAxes(rows=0, columns=1)
-    assert found["moe/gate"] == "gate of moe"
+def test_what_projects_to_a_gate_is_a_matrix() -> None:
+    for name in ("gate_weight", "gate_einsum", "gate_linear", "scale_fc1", "decay_w1"):
+        ends = (1, 0) if name == "gate_weight" else (0, 1)
+        assert treated({f"moe/{name}": (8, 32)}) == {f"moe/{name}": MatrixAxes(*ends)}
+    for name in ("gate", "scale_bias", "linear_scale"):
+        assert treated({f"moe/{name}": (8, 32)}) == {f"moe/{name}": f"{name} of moe"}
 
 
 def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:

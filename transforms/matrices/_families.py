@@ -60,7 +60,7 @@ class Family:
 
     def _fitting(self, entry: Entry, p: Parameter) -> dict[int | None, MatrixAxes]:
         """The axes of the entry that a bias and norms allow, by the axis of layers."""
-        layout, inputs = entry.axes, p.inputs_by_bias
+        layout = entry.axes
         # The height of a kernel may be the number of layers elsewhere by chance.
         evident = p.layer_axes(near=callable(layout))
         alone = p.ndim in entry.ndims and entry.alone
@@ -76,11 +76,11 @@ class Family:
             if p.bias is not None
             and p.fits_bias(axes, loose=place is None)
             # `(D, H, K)` with `(H, K)` may be one matrix.
-            and not (place == 1 and (0,) in inputs)
+            and not (place is not None and (0,) in p.inputs_by_bias)
         }
-        if exact or inputs:
+        if p.bias is not None:
             places = {None, *evident} & exact or exact
-        elif evident and p.bias is None:
+        elif evident:
             places = {*evident}
         else:
             first = self.layers or 0
@@ -134,7 +134,7 @@ def _is_of_places(p: Parameter) -> bool | None:
 
     None if it may be a convolution with a bias at each place.
     """
-    of_biases = p.ndim > 3 and p.bias == (*p.shape[:-2], p.shape[-1])
+    of_biases = p.ndim > 3 and p.role is None and p.bias == (*p.shape[:-2], p.shape[-1])
     fits = p.is_named and (p.is_local or of_biases)
     return None if fits and p.has_bias_of_places else fits
 
@@ -163,6 +163,14 @@ def _heads_last(p: Parameter) -> bool:
     return not heads_come_first(p)
 
 
+def _has_heads(p: Parameter) -> bool:
+    """The same, and that queries and outputs have as many heads."""
+    query, out = (p if p.role == role else p.sibling(role) for role in ("query", "out"))
+    if query is None or out is None or not query.ndim == out.ndim == p.ndim == 3:
+        return _heads_last(p)
+    return _heads_last(p) and query.shape[1] == out.shape[0]
+
+
 def _surely_heads_last(p: Parameter) -> bool:
     """The siblings say so, or a bias, which KerasHub's Gemma does not have."""
     return heads_come_first(p) is False or p.bias is not None
@@ -189,8 +197,8 @@ _FLAX = (
     Entry(r"(.*/)?q_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
     Entry(r"(.*/)?q?kv_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
     Entry(r"(.*/)?attn_vec_einsum(_\d+)?/(kernel|w)", FROM_HEADS, (3,), assumed=True),
-    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, assumed=True),
-    Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), assumed=True),
+    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _has_heads, assumed=True),
+    Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), _has_heads, assumed=True),
     Entry(r".*/kernel", _IN_OUT, (3, 4, 5), _is_of_places),
     Entry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
     Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _are_experts),
@@ -223,8 +231,8 @@ _EXPERTS = r"(.*[/_.])?experts?[/_.].*"
 TORCH_LAYOUT = Family(
     "torch_layout",
     (
-        Entry(_EXPERTS, _OUT_IN, (3,), _inputs_on(-1)),
-        Entry(_EXPERTS, _IN_OUT, (3,), _inputs_on(-2)),
+        Entry(_EXPERTS, _OUT_IN, (3,), _inputs_on(-1), assumed=True),
+        Entry(_EXPERTS, _IN_OUT, (3,), _inputs_on(-2), assumed=True),
         Entry(r".*", _OUT_IN, (2,), _is_matrix),
         Entry(r".*", _kernel(1), (3, 4, 5), _is_transposed_conv),
         Entry(r".*", _kernel(0), (4, 5), _is_kernel),
@@ -243,8 +251,8 @@ MAXTEXT = Family(
         Entry(r".*mlp\w*/wi/kernel", _ENDS, (2, 3), assumed=True),
         # (groups, layers, in, out)
         Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), assumed=True),
-        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), assumed=True),
-        Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), assumed=True),
+        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), _has_heads, assumed=True),
+        Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), _has_heads, assumed=True),
         Entry(r".*/kernel", _IN_OUT, (2,), lambda p: p.is_scanned, assumed=True, alone=False),
     ),
     layers=1,

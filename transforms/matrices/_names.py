@@ -44,7 +44,9 @@ _VECTOR_WORDS = re.compile(
     r"|decay|slope|scalars?|sinks?"
 )
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
-_MATRICES_OF_VECTORS = re.compile(r"time_.+_w\d|gates?_(weights?|w|einsum)")  # RWKV's, and of gates
+_MATRICES_OF_VECTORS = re.compile(  # RWKV's, and what projects to gates
+    r"time_.+_w\d|(decay|shift|gates?)_(w\d?|weights?)|.+_(linear|dense|fc|einsum)(_?\d+)?"
+)
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
 _NORM = re.compile(r"(?i:(?!.*ada).*(norm|ln)(_?(f|\d+))*)")
 NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")

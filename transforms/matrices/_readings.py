@@ -168,12 +168,16 @@ def _convolution(p: Parameter) -> Readings:
     ends = (0, 1, ndim - 1, ndim - 2) if p.output_first else (ndim - 1, ndim - 2, 0, 1)
     named, swapped, other, _ = kernels = tuple(_kernel(p, end) for end in ends)
     layers = tuple(
-        reading(shape, kernel_axes(ndim, output=n if p.output_first else -1, layers=n))
+        reading(shape, kernel_axes(ndim, output=n + end if p.output_first else -1 - end, layers=n))
         for n in range(1, ndim - 2)
+        for end in range(1 + p.is_transposed)
     )
     stacked = bool(p.layer_axes(near=True))
     if p.is_local or (ndim == 3 and stacked):
         layers = _readings_of(p, ((-2, -1),), p.output_first)
+    elif ndim > 3 and 1 in p.layer_axes():
+        kernel = kernel_axes(ndim - 1, output=0 if p.output_first else -1)
+        layers = (with_layers(p, behind(kernel, ndim, 1), 1), *layers)
     width = None if p.is_local else width
     if width in shape:
         fits = [end for end in range(ndim) if shape[end] == width]
@@ -186,7 +190,7 @@ def _convolution(p: Parameter) -> Readings:
     elif width is not None:
         return (named,)
     elif p.is_transposed and bias is None:
-        return (named, swapped, *layers[:1])
+        return (named, swapped, *layers[:2])
     if bias is not None or p.is_local:
         fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
         both = _besides(fitting, (named,)) if p.has_bias_of_places else fitting
@@ -279,6 +283,8 @@ def _others(p: Parameter) -> Readings:
         readings = (kernel, stack) if _is_square(p, kernel) else (stack, kernel, *more)
     swaps = (not turned, turned) if p.shape[-1] == 2 else (turned,) * (-1 in p.layer_axes())
     readings += tuple(r for x in swaps for r in _readings_of(p, ((-3, -2),), x))
+    if p.ndim == 3 and 1 in p.layer_axes():
+        readings = _besides(readings, _readings_of(p, ((0, 2),)))
     if p.is_spectral:
         readings = _besides(_readings_of(p, ((0, 1), (1, 0))), readings)
     of_einsum = _einsum(p)
