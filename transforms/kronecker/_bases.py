@@ -129,7 +129,7 @@ class BasisRule(SideRule):
         first = ~(jnp.isfinite(jnp.stack(sizes)).all() & (sizes[0] > 0))
         return Check(h, d, first, damping)
 
-    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
+    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side) -> Renewed:
         """The basis turns, and with it the statistic and the moments."""
 
         def again(h: jax.Array) -> jax.Array:
@@ -159,7 +159,7 @@ class BasisRule(SideRule):
 
 
 def _turned_moments(
-    moments: Moments, turn: jax.Array, side: Side | None, order: jax.Array | None
+    moments: Moments, turn: jax.Array, side: Side, order: jax.Array | None
 ) -> Moments:
     """Moments in a basis that was multiplied by `turn (d, d)`: first moments turn with it.
 

@@ -110,7 +110,7 @@ class SideRule(abc.ABC):
         """A first `Factor` beside its statistic and counters, with stored forms of one matrix."""
 
     @abc.abstractmethod
-    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
+    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side) -> Renewed:
         """A refresh of one side of a single matrix, for its decoded statistic `h (d, d)`."""
 
     def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
@@ -237,7 +237,7 @@ class SideRule(abc.ABC):
 
         `count` is the step, from 1 after a warm-up if there is one.
         """
-        renewed, follow = [*factors], bool(jax.tree.leaves(moments))
+        renewed = [*factors]
         for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
             if factor is None:
                 continue
@@ -246,12 +246,11 @@ class SideRule(abc.ABC):
             for method, among in self.method.rounds(never):
                 rule = dataclasses.replace(self, method=method)
                 # jax.jit hashes its function. A bound method hashes its rule, which may hold
-                # tracers; a partial function does not. Both sides of square matrices share what is
-                # traced, unless moments follow.
-                visit = jax.jit(functools.partial(rule.checked), static_argnames="side")
+                # tracers; a partial function does not.
+                visit = jax.jit(functools.partial(rule.checked, side=side))
                 with at(self.products.refresh or self.method.level):
                     entry = refresh_due(
-                        functools.partial(visit, side=side if follow else None),
+                        visit,
                         entry,
                         g.shape[:-2],
                         self.policy.schedule,
@@ -265,9 +264,7 @@ class SideRule(abc.ABC):
             renewed[i] = refreshed._replace(phase=factor.phase)
         return (renewed[0], renewed[1]), moments
 
-    def checked(
-        self, entry: tuple[Factor, Moments], _: Any, side: Side | None
-    ) -> tuple[Factor, Moments]:
+    def checked(self, entry: tuple[Factor, Moments], _: Any, side: Side) -> tuple[Factor, Moments]:
         """Refreshes one side of a single matrix, if the policy asks for it; moments follow."""
         factor, moments = entry
         stored, h = factor.statistic, self.statistics.decode_factor(factor.statistic)

@@ -177,7 +177,7 @@ class StoredRootRule(SideRule):
         """`refreshed`, and what is not in a basis, as it is."""
         return self.refreshed(g, factors, Moments([], []), count)[0], state, along
 
-    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
+    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side) -> Renewed:
         root, eps, mode, sides = self.roots
         floor = rounding_floor(h, root, sides)
         solver, rows = self.method.solver, self.method.rows
