@@ -205,9 +205,12 @@ class Parameter:
 
     @functools.cached_property
     def bias(self) -> Shape | None:
-        """The shape of the bias that belongs to the parameter, if there is one."""
+        """The shape of its bias, if it has one: `(n,)` if it is `(1, n)` beside two axes."""
         biases = (self.tree[bias] for bias in names.bias_names(self.name) if bias in self.tree)
-        return next(biases, None)
+        bias = next(biases, None)
+        if bias is not None and len(bias) >= self.ndim:
+            return tuple(itertools.dropwhile(lambda size: size == 1, bias))
+        return bias
 
     @property
     def width(self) -> int | None:
