@@ -111,6 +111,8 @@ MatrixRule equinox torch_layout: ada_norm/(weight 96 8, bias 96), norm_shift/(we
 MatrixRule haiku: adaLN_modulation/w 8 96 -> adaLN_modulation/w 0.1
 equinox: l/(adaLN/weight 6 96 8, adaLN/bias 6 96, norm/weight 6 8, up/weight 6 32 8) ->
     l/{adaLN,up}/weight 2.1
+torch_layout: kv_einsum/(w_lora_a 20 4, w_lora_b 4 2 3 5) -> kv_einsum/w_lora_b 0.23
+torch_layout: qkv_einsum/(w_lora_a 20 4, w_lora_b 4 3 8 8) -> qkv_einsum/w_lora_b 0.23
 # A gate beside the layer that it opens, scanned
 maxtext: layers/(mlp/wi/kernel 8 3 2 16, norm/scale 8 3) -> layers/mlp/wi/kernel 0.3
 maxtext: layers/mlp/wi/kernel 8 2 16 -> layers/mlp/wi/kernel 0.2

@@ -115,8 +115,11 @@ def _is_any_conv(p: Parameter) -> bool:
 
 def _is_kernel(p: Parameter) -> bool | None:
     """Whether it is a kernel of a convolution; None if only the number of its axes says so."""
-    told = p.is_convolution or p.bias is not None or len({*p.shape[2:]}) == 1
-    return _is_matrix(p) and (told or None)
+    if p.is_convolution or not _is_matrix(p):
+        return _is_matrix(p)
+    if isinstance(axes_of(p), MatrixAxes):  # such as a factor of LoRA
+        return False
+    return p.bias is not None or len({*p.shape[2:]}) == 1 or None
 
 
 def _are_experts(p: Parameter) -> bool:
