@@ -158,6 +158,10 @@ ALONG_LAYERS = {
     "the number as a power": lambda g: g ** len(g),
     "a bounded number": lambda g: g * min(len(g), 4),
     "its parity": lambda g: g * (1 + len(g) % 2),
+    "a sign by its parity": lambda g: -g if len(g) % 2 else g,
+    "an axis by its parity": lambda g: jnp.flip(g, 1 if len(g) % 2 else -1),
+    "a dtype by its parity": lambda g: g.astype("bfloat16").astype(g.dtype) if len(g) % 2 else g,
+    "norms by its parity": lambda g: unit_of_each(g) if len(g) % 2 else g,
     "a place by its parity": lambda g: g * jax.lax.dynamic_slice_in_dim(g, len(g) % 2, 1, 1),
     "its logarithm": lambda g: jax.lax.fori_loop(0, int(np.log2(len(g))), lambda _, x: x / 2, g),
     "the number as a bound": lambda g: jnp.clip(g, -len(g), len(g)),
@@ -210,6 +214,7 @@ APART = {
     "an entry of a table": lambda g: g * TABLE[5],
     "an end": lambda g: jnp.tile(g, 9).at[..., :3].set(0)[..., : g.shape[-1]],
     "zeros and ones": lambda g: g * jnp.concatenate([jnp.zeros(2), jnp.ones(87)])[9],
+    "another program for many layers": lambda g: jnp.sort(g, 1) if len(g) > 9 else g,
     "the sum of no entries": lambda g: g + jnp.sum(jnp.zeros((0,))),
 }
 BY_STEP_APART: dict[str, Any] = {

@@ -31,6 +31,10 @@ ALL: up/(kernel 4 12 36, bias 12) -> up/kernel 02.1
 ALL: ups/0/(weight 64 32 4, bias 32) -> ups/0/weight 02.1
 ALL: resblocks/0/(weight_v 64 32 3, weight_g 64 1 1, bias 64) -> resblocks/0/weight_v 12.0
 ALL: symm/(kernel 8 6 16, bias 8) -> symm/kernel 12.0
+# Axes of size 1 in front of a bias are none.
+MatrixRule haiku: net/(w 32 64, b 1 32) -> net/w 1.0
+FLAX keras: Conv_0/(kernel 3 3 8 16, bias 1 1 1 8) -> Conv_0/kernel 013.2
+torch_layout: conv/(weight 16 8 3 3, bias 1 16 1 1) -> conv/weight 123.0
 # GPT-Neo has the names of GPT-2, but not its layout.
 hf_flax: h/0/mlp/c_fc/(kernel 32 128, bias 128) -> h/0/mlp/c_fc/kernel 0.1
 torch_layout: up/(weight 32 128, bias 128) -> up/weight 0.1
@@ -107,6 +111,8 @@ MatrixRule equinox torch_layout: ada_norm/(weight 96 8, bias 96), norm_shift/(we
 MatrixRule haiku: adaLN_modulation/w 8 96 -> adaLN_modulation/w 0.1
 equinox: l/(adaLN/weight 6 96 8, adaLN/bias 6 96, norm/weight 6 8, up/weight 6 32 8) ->
     l/{adaLN,up}/weight 2.1
+torch_layout: kv_einsum/(w_lora_a 20 4, w_lora_b 4 2 3 5) -> kv_einsum/w_lora_b 0.23
+torch_layout: qkv_einsum/(w_lora_a 20 4, w_lora_b 4 3 8 8) -> qkv_einsum/w_lora_b 0.23
 # A gate beside the layer that it opens, scanned
 maxtext: layers/(mlp/wi/kernel 8 3 2 16, norm/scale 8 3) -> layers/mlp/wi/kernel 0.3
 maxtext: layers/mlp/wi/kernel 8 2 16 -> layers/mlp/wi/kernel 0.2

@@ -40,6 +40,11 @@ DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "thr
 OPAQUE = ("pure_callback", "io_callback", "ffi_call")
 """Primitives of which nothing is known."""
 
+MOVES = ("broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice")
+MOVES += ("gather", "pad", "reshape", "scatter", "select_n", "slice", "split", "squeeze")
+MOVES += ("transpose",)
+"""Primitives that only move numbers, as the parts of a loop in batches are cut and joined."""
+
 SLICES = {"dynamic_slice": (), "dynamic_update_slice": (1,), "gather": (), "scatter": (2,)}
 """Primitives that an index may enter and not the numbers, with the places of new numbers."""
 
@@ -58,6 +63,23 @@ def values_in(jaxpr: Any) -> set[Value]:
         values |= {_value((name, i), x.val) for i, x in enumerate(arguments) if hasattr(x, "val")}
         values.update(_parameters(equation), *map(values_in, _jaxprs_in(equation.params)))
     return values
+
+
+def operations_in(jaxpr: Any) -> set[Any]:
+    """What a program computes with floating numbers, along which axes, whatever their sizes."""
+    found: set[Any] = set()
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        inside = list(map(operations_in, _jaxprs_in(equation.params)))
+        arrays = [x.aval for x in (*equation.invars, *equation.outvars)]
+        kinds = tuple(x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
+        name, params = equation.primitive.name, equation.params
+        along = ("axes", "axis", "dimension", "dimensions")
+        axes = next((params[x] for x in along if params.get(x) is not None), ())
+        from_end = [i - arrays[0].ndim for i in (axes if isinstance(axes, tuple) else (axes,))]
+        if kinds and not inside and name not in MOVES:
+            found.add((name, kinds, tuple(from_end)))
+        found.update(*inside)
+    return found
 
 
 def _parameters(equation: Any) -> list[Value]:

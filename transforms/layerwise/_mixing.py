@@ -3,6 +3,7 @@
 The update is traced for two numbers of layers that divide no other axis (`_recognizable`), so that
 the size of an array tells whether it has the layer axis, and for a small even one. A number that
 does not stand in all programs depends on how many layers there are. `_dependences.py` follows both.
+An even number between the two shows what the program computes for odd ones only (`operations_in`).
 An array that the state keeps for all layers must not depend on them either, unless its class says
 how those of the layers combine.
 """
@@ -12,12 +13,23 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._dependences import COUNTS, LAYERS, MIXED, NOTHING, NUMBER, RANDOM, Dependences, values_in
+from ._dependences import (
+    COUNTS,
+    LAYERS,
+    MIXED,
+    NOTHING,
+    NUMBER,
+    RANDOM,
+    Dependences,
+    operations_in,
+    values_in,
+)
 from ._layer_states import LayerStates, layer_states
 
 
@@ -38,6 +50,9 @@ def check_layers_are_independent(
     ]
     known += [NOTHING] * len(jax.tree.leaves(common))
     values = [values_in(jaxpr) for jaxpr, *_ in (*programs, trace(_least(states)))]
+    even = _between(_sizes(states), numbers)
+    one, other = (operations_in(jaxpr) for jaxpr, *_ in programs)
+    by_parity = even is not None and one == other != operations_in(trace(even)[0])
     common_values = set.intersection(*values)
     each = [
         Dependences(n, here - common_values).results(jaxpr, known)
@@ -57,7 +72,7 @@ def check_layers_are_independent(
             "because the key in the state has no layer axis, as in optax.add_noise. Use an "
             "ordinary step, or a call for each layer with stacked=False and a state of its own."
         )
-    if updates == MIXED or kept:
+    if updates == MIXED or kept or by_parity:
         raise ValueError(
             "optimizer: its updates depend on a number computed from all gradients, parameters or "
             "states, such as the norm in optax.clip_by_global_norm, on a state that all layers "
@@ -99,6 +114,12 @@ def _least(states: LayerStates) -> int:
     return smallest + smallest % 2
 
 
+def _between(sizes: set[int], numbers: Sequence[int]) -> int | None:
+    """An even number of layers between two odd ones, which no bound tells apart from both."""
+    between = range(min(numbers) + 1, max(numbers), 1 + min(numbers) % 2)
+    return next((n for n in between if n not in sizes), None)
+
+
 def _sizes(states: LayerStates) -> set[int]:
     """Those of the axes of a layer and its state."""
     return {n for x in jax.tree.leaves((states.one, states.single)) for n in x.shape if n > 1}
@@ -117,7 +138,8 @@ def _recognizable(states: LayerStates, besides: int = 0) -> int:
     def fits(number: int) -> bool:
         smaller = range(2, math.isqrt(number) + 1)
         divides_none = number != besides and all(n % number for n in sizes)
-        return divides_none and all(number % i for i in smaller)
+        apart = min(number, besides) < 3 or _between(sizes, (number, besides)) is not None
+        return apart and divides_none and all(number % i for i in smaller)
 
     upwards = itertools.takewhile(lambda n: n <= largest, itertools.count(states.number))
     downwards = range(states.number - 1, smallest - 1, -1)

@@ -69,24 +69,17 @@ class Family:
         for place in ([None] if alone else []) + of_layers:
             axes = layout(p.ndim - (place is not None)) if callable(layout) else layout
             assert isinstance(axes, MatrixAxes)
-            allowed[place] = behind(axes, p.ndim, place)
-        exact = {
-            place
-            for place, axes in allowed.items()
-            if p.bias is not None
-            and p.fits_bias(axes, loose=place is None)
-            # `(D, H, K)` with `(H, K)` may be one matrix.
-            and not (place is not None and (0,) in p.inputs_by_bias)
-        }
+            if _agree(p, place):
+                allowed[place] = behind(axes, p.ndim, place)
         if p.bias is not None:
+            # `(D, H, K)` with `(H, K)` may be one matrix.
+            fits = {x for x, axes in allowed.items() if p.fits_bias(axes, loose=x is None)}
+            exact = fits & {None} if (0,) in p.inputs_by_bias else fits
             places = {None, *evident} & exact or exact
         elif evident:
             places = {*evident}
         else:
-            first = self.layers or 0
-            other = p.sibling("query" if p.role == "out" else "out") or p
-            alike = other.ndim < p.ndim or other.shape[first] == p.shape[first]
-            places = {None, *((first,) if alike else (0, 1))} if entry.assumed else {None}
+            places = {None, *([self.layers or 0] if entry.assumed else [])}
         certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
         return {place: axes for place, axes in allowed.items() if place in (certain or places)}
 
@@ -102,6 +95,16 @@ def _asked(fitting: Mapping[MatrixAxes, int | None], p: Parameter) -> Readings:
     return (*asked, *(r for r in more if r.axes not in fitting))
 
 
+def _agree(p: Parameter, place: int | None) -> bool:
+    """Whether queries and outputs beside each other have as many layers and heads."""
+    query, out = (p if p.role == role else p.sibling(role) for role in ("query", "out"))
+    if query is None or out is None or not query.ndim == out.ndim == p.ndim:
+        return True
+    q, o = ([n for i, n in enumerate(x.shape) if i != place] for x in (query, out))
+    alike = place is None or query.shape[place] == out.shape[place]
+    return alike and (len(q) != 3 or o[0] in q[:2])
+
+
 def _is_matrix(p: Parameter) -> bool:
     return p.is_named and not p.is_depthwise and not p.is_spectral
 
@@ -112,8 +115,11 @@ def _is_any_conv(p: Parameter) -> bool:
 
 def _is_kernel(p: Parameter) -> bool | None:
     """Whether it is a kernel of a convolution; None if only the number of its axes says so."""
-    told = p.is_convolution or p.bias is not None or len({*p.shape[2:]}) == 1
-    return _is_matrix(p) and (told or None)
+    if p.is_convolution or not _is_matrix(p):
+        return _is_matrix(p)
+    if isinstance(axes_of(p), MatrixAxes):  # such as a factor of LoRA
+        return False
+    return p.bias is not None or len({*p.shape[2:]}) == 1 or None
 
 
 def _are_experts(p: Parameter) -> bool:
@@ -163,14 +169,6 @@ def _heads_last(p: Parameter) -> bool:
     return not heads_come_first(p)
 
 
-def _has_heads(p: Parameter) -> bool:
-    """The same, and that queries and outputs have as many heads."""
-    query, out = (p if p.role == role else p.sibling(role) for role in ("query", "out"))
-    if query is None or out is None or not query.ndim == out.ndim == p.ndim == 3:
-        return _heads_last(p)
-    return _heads_last(p) and query.shape[1] == out.shape[0]
-
-
 def _surely_heads_last(p: Parameter) -> bool:
     """The siblings say so, or a bias, which KerasHub's Gemma does not have."""
     return heads_come_first(p) is False or p.bias is not None
@@ -197,8 +195,8 @@ _FLAX = (
     Entry(r"(.*/)?q_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
     Entry(r"(.*/)?q?kv_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
     Entry(r"(.*/)?attn_vec_einsum(_\d+)?/(kernel|w)", FROM_HEADS, (3,), assumed=True),
-    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _has_heads, assumed=True),
-    Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), _has_heads, assumed=True),
+    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, assumed=True),
+    Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), assumed=True),
     Entry(r".*/kernel", _IN_OUT, (3, 4, 5), _is_of_places),
     Entry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
     Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _are_experts),
@@ -251,8 +249,8 @@ MAXTEXT = Family(
         Entry(r".*mlp\w*/wi/kernel", _ENDS, (2, 3), assumed=True),
         # (groups, layers, in, out)
         Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), assumed=True),
-        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), _has_heads, assumed=True),
-        Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), _has_heads, assumed=True),
+        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), assumed=True),
+        Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), assumed=True),
         Entry(r".*/kernel", _IN_OUT, (2,), lambda p: p.is_scanned, assumed=True, alone=False),
     ),
     layers=1,

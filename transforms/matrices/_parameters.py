@@ -17,10 +17,9 @@ from ._form import MatrixAxes, as_tuple
 Shape = tuple[int, ...]
 
 _DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
-_CONVOLUTION = re.compile(r"conv(?!e)")  # no converter
-_OF_CHANNELS = re.compile(r"conv_?\dd")
 _SPECTRAL = re.compile(r"spectral(?!_?norm)|fourier")
-_GRAPH = re.compile(r"graph|r?gcn")
+_CONVOLUTION = re.compile(rf"(?!.*({_SPECTRAL.pattern}|graph|gcn)).*conv(?!e)")  # no converter
+_OF_CHANNELS = re.compile(r"conv_?\dd")
 _TRANSPOSED = re.compile(r"transpos|deconv|trans_?conv|(?<![a-z])t_?conv|conv_?t(rans)?(?![a-z])")
 _LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
 _OF_STATE_SPACE = ("A_log", "dt_bias")
@@ -129,8 +128,8 @@ class Parameter:
             return None if has_bias else "embedding"
         elif last in names.SHARED and self.bias is not None:
             whole = len(self.bias) == self.ndim and min(self.shape, default=1) > 1
-            same = _without_ones(self.bias) == _without_ones(self.shape)
-            kind = "vector" if same and (kind == "vector" or whole) else None
+            bias, shape = ([n for n in x if n > 1] for x in (self.bias, self.shape))
+            kind = "vector" if bias == shape and (kind == "vector" or whole) else None
         return kind and (f"{last} of {parent}" if parent else last)
 
     @functools.cached_property
@@ -158,8 +157,7 @@ class Parameter:
         """Whether the layer's name is one of a convolution; convolutions embed patches."""
         around, layer = self._layer
         embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
-        named = _CONVOLUTION.search(layer) and not (self.is_spectral or _GRAPH.search(layer))
-        return bool(named) or (self.ndim > 3 and embeds)
+        return _CONVOLUTION.match(layer) is not None or (self.ndim > 3 and embeds)
 
     @property
     def is_spectral(self) -> bool:
@@ -207,9 +205,12 @@ class Parameter:
 
     @functools.cached_property
     def bias(self) -> Shape | None:
-        """The shape of the bias that belongs to the parameter, if there is one."""
+        """The shape of its bias, if it has one: `(n,)` if it is `(1, n)` beside two axes."""
         biases = (self.tree[bias] for bias in names.bias_names(self.name) if bias in self.tree)
-        return next(biases, None)
+        bias = next(biases, None)
+        if bias is not None and len(bias) >= self.ndim:
+            return tuple(itertools.dropwhile(lambda size: size == 1, bias))
+        return bias
 
     @property
     def width(self) -> int | None:
@@ -248,7 +249,7 @@ class Parameter:
         """Whether its bias may be one for each place of a convolution's output."""
         bias, output = self.bias or (), 0 if self.output_first else -1
         of_places = len(bias) == self.ndim - 1 > 1 and bias[output] == self.shape[output]
-        return of_places and bool(_CONVOLUTION.search(self._layer[1])) and not self.is_local
+        return of_places and bool(_CONVOLUTION.match(self._layer[1])) and not self.is_local
 
     @property
     def inputs_by_bias(self) -> list[Shape]:
@@ -387,10 +388,6 @@ class Parameter:
             router = self.tree.get(f"{module}{layer}{kernel}", ())
             if len(router) == 2:
                 yield router[::-1] if names.is_output_first(kernel) else router
-
-
-def _without_ones(shape: Shape) -> Shape:
-    return tuple(size for size in shape if size > 1)
 
 
 def _are_stacks(vectors: list[Shape], layers: int, axis: int) -> bool:
