@@ -242,8 +242,7 @@ class SideRule(abc.ABC):
             if factor is None:
                 continue
             entry = factor._replace(phase=None), moments
-            never = (factor.refreshes == 0).reshape(-1)
-            for method, among in self.method.rounds(never):
+            for method, among in self.method.rounds(factor):
                 rule = dataclasses.replace(self, method=method)
                 # jax.jit hashes its function. A bound method hashes its rule, which may hold
                 # tracers; a partial function does not.

@@ -110,8 +110,8 @@ class BasisRootRule(BasisRule):
         assert factor.damping is not None
         return RootDamping(factor.damping.astype(dtype), self.roots.eps, self.roots.root)
 
-    def with_eigenvalues(self, factor: Factor, d: jax.Array, turn: Turn) -> Factor:
-        factor = super().with_eigenvalues(factor, d, turn)
+    def with_eigenvalues(self, factor: Factor, d: Any, turn: Turn, first: Any) -> Factor:
+        factor = super().with_eigenvalues(factor, d, turn, first)
         if factor.damping is None:
             return factor
         # FOAM, lines 3, 19

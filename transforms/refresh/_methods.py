@@ -22,10 +22,10 @@ class RefreshMethod(Value):
 
     level = "float32"  # of statistics' and refreshes' products by default
 
-    def rounds(self, never: jax.Array) -> list[tuple[RefreshMethod, Any]]:
+    def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
         """The methods of a refresh, and which matrices each takes: bool (size,), or all.
 
-        `never` are those that were never refreshed.
+        `state` counts the refreshes of matrices.
         """
         return [(self, True)]
 
@@ -68,7 +68,8 @@ class Qr(BasisMethod):
 
     steps: int = 1
 
-    def rounds(self, never: jax.Array) -> list[tuple[RefreshMethod, Any]]:
+    def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
+        never = (state.refreshes == 0).reshape(-1)
         return [(Eigh(), never), (self, ~never)]
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
