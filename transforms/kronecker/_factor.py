@@ -58,7 +58,7 @@ class Factor(NamedTuple):
     spectrum: jax.Array | None  # λ, running averages (..., d), of whitened gradients in bases
     damping: jax.Array | None  # ε in use, (...), if a policy examines roots
     proxy: jax.Array | None  # the policy's last figure, such as FOAM's h, float32 (...)
-    error: jax.Array | None  # the solver's estimate of a stored root's error, float32 (...)
+    error: jax.Array | None  # the estimated error of a stored root, float32 (...)
     counts: FactorCounts
     phase: jax.Array | None = None  # when it is due, int32 (...), if staggered
 
