@@ -29,7 +29,6 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("lr", "step_size"), (_RATE,)),
     **dict.fromkeys(("solver", "algorithm", "preconditioner"), (_METHOD,)),
     **dict.fromkeys(("ns_steps", "ns_coeffs", "ns_coefficients"), (_STEPS,)),
-    "method": (("solver", "solver="),),
     "block_size": (_BLOCKS, _BLOCKS_OF_ALL),
     "storage": (("", "curvax.quantize_state(optimizer), which stores moments in few bits"),),
     **dict.fromkeys(("head_wise", "output_layer", "family", "guess", "stack"), (_FIELD,)),

@@ -70,7 +70,7 @@ def _singular(rank: int, order: int = N) -> np.ndarray:
 def _solver(solver: str, root: int, damping: str = "absolute"):
     """`inverse_root` with these choices, compiled once per shape and dtype."""
     return jax.jit(
-        lambda a, eps: curvax.inverse_root(a, root, eps, damping_mode=damping, solver=solver)
+        lambda a, eps: curvax.inverse_root(a, root, eps, damping_mode=damping, method=solver)
     )
 
 

@@ -77,7 +77,8 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {  # by arguments: bad values, par
     "rows columns": ((1.5, "1"), "integer"),
     "column_parts": (((4, 0), 8), "positive"),
     "bits": ((0, 5, 2.5, "4", None), "4"),
-    "solver map products.step products.statistics products.refresh": (("top", "", 0.5), "one of"),
+    "inverse_root.method stored_roots.method": (("top", "", 0.5), "one of"),
+    "map products.step products.statistics products.refresh": (("top", "", 0.5), "one of"),
     "every.first": (("false", 0, None), "'doubling' or 'growing'.* True or False"),
     "stagger": (("false", 0, None, -1, 2.5), "True or False.*integer of at least 1"),
     "coefficients": (PRESETS, "'quintic', 'classical', 'polar_express', 'turbo_muon'|three"),
@@ -260,8 +261,8 @@ shampoo(0.1, refresh=TINY, damping_mode='floor') ->
     damping_mode | 'floor' | eps in (0, 1e-08), such as 1e-10
 shampoo(0.1, refresh=TINY, damping_mode='absolute', eps=1e-8) -> eps | (0, 1e-08) | 1e-08
 shampoo(0.1, refresh=TINY, method='coupled_newton', damping_mode='absolute', eps=1e-9) ->
-    method | 'eigh', 'qr' or 'rotations' | policy | solver='coupled_newton'
-foam(0.1, method='products') -> method | 'rotations' | solver='products'
+    method | 'eigh', 'qr' or 'rotations' | policy | method='coupled_newton'
+foam(0.1, method='products') -> method | 'rotations' | method='products'
 asgo(0.1, refresh=TINY) -> eps | (0, 1e-08) | 1e-06
 foam(0.1, eps=1e-8, max_damping=1e-8) -> eps | (0, 1e-08)
 foam(0.1, eps=0.0) -> eps | (0, 3e-07) | 0.0
@@ -346,7 +347,7 @@ galore(0.1, weights=weights.decay) -> weights | call it: curvax.weights.decay(we
 shampoo(0.1, method=eigenbases.rotations) -> method | call it: curvax.eigenbases.rotations().
 muon(0.1, method=subspaces.svd()) -> method | 'balanced', or a value | SvdBasis()
 soap(0.1, method=eigenbases.stored_roots()) ->
-    method | 'rotations', or a value such as | got StoredRoots(solver='eigh')
+    method | 'rotations', or a value such as | got StoredRoots(method='eigh')
 soap(0.1, method='svd') -> method | 'eigh', 'qr', 'rotations' | got 'svd'
 muon(0.1, method='eigh') -> method | 'eigh'
 shampoo(0.1, refresh=curvax.foam) -> refresh | got <function foam
@@ -433,8 +434,8 @@ orthogonalize(ns_steps=1) -> newton_schulz(
 orthogonalize(solver=1) -> method=
 precondition(solver=1) -> method=
 in_eigenbasis(solver=1) -> method=
-inverse_root(method=1) -> solver=
-eigenbases.stored_roots(method=1) -> solver=
+inverse_root(solver=1) -> method=
+eigenbases.stored_roots(solver=1) -> method=
 moment_ratio(betas=1) -> b1= and b2=
 scale_by_shampoo(block_size=1) -> MatrixRule(block_size
 inject_hyperparams(soap)(betas=1) -> b1= and b2=

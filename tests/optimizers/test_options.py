@@ -242,7 +242,7 @@ SWITCHED, PRESET = {"finder": subspaces.svd()}, {"coefficients": "classical"}
 OF_PARTS: dict[str, dict[str, Any]] = {
     "polar.newton_schulz": PRESET,
     "polar.balanced": {"method": "svd"},
-    "eigenbases.stored_roots": {"solver": "products"},
+    "eigenbases.stored_roots": {"method": "products"},
     "eigenbases.saturated_roots": PRESET,
     "policies.every": {"first": False},
     "subspaces.iterated": {"start": RANDOM},

@@ -1,6 +1,6 @@
 """Whether two versions compute the same: `python -m tests.shared.value_graphs FILE`.
 
-It traces all methods with their policies, storages and solvers, and on a mesh, and writes digests
+It traces all methods with their policies, storages and roots, and on a mesh, and writes digests
 of what they compute. If FILE is there, it prints what differs from it. With CURVAX_ALL_CELLS=1 it
 traces recipes too.
 """

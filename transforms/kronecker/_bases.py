@@ -122,7 +122,7 @@ class BasisRule(SideRule):
         return None
 
     def _check(self, factor: Factor, h: jax.Array, d: Any) -> Check:
-        damping, sizes = self.root_damping(factor, h.dtype), [magnitude(d)]
+        sizes, damping = [magnitude(d)], self.root_damping(factor, h.dtype)
         if damping is not None:
             sizes.append(damping.damping)
         # Eigenvalues of 0 are those of a basis that no refresh has turned.
@@ -136,7 +136,7 @@ class BasisRule(SideRule):
             check = self._check(factor, h, diagonals(h))
             return verdict_of(self.policy, check._replace(first=jnp.bool_(False))).refresh
 
-        u = self.storage.decode_basis(factor.basis)
+        u, first = self.storage.decode_basis(factor.basis), factor.refreshes == 0
         turn = self.method.turn(u, h, again, self.short)  # SOAP: EVD
         coded = self.storage.encode_basis(turn.basis, factor.basis)
         if not self.storage.exact(len(h)):
@@ -144,16 +144,16 @@ class BasisRule(SideRule):
             matrix, _, _ = straightened(exact_product(u, used, transpose_a=True))
             turn = turn._replace(matrix=matrix, statistic=turned(h, matrix))
         new = turn.statistic
+        factor = self.with_eigenvalues(factor, diagonals(new), turn, first)
         stored = self.statistics.encode_factor(new, factor.statistic)
         # If the turn is not finite, neither is what it made of the statistic.
         good = jnp.isfinite(magnitude(new)) & ~self.statistics.failed(stored, factor.statistic)
         factor = factor._replace(statistic=stored, basis=coded)
-        factor = self.with_eigenvalues(factor, diagonals(new), turn)
         moments = _turned_moments(moments, turn.matrix, side, turn.order)
         return Renewed(factor, moments, good, jnp.bool_(False))
 
-    def with_eigenvalues(self, factor: Factor, d: jax.Array, turn: Turn) -> Factor:
-        """A factor with what it keeps of the diagonal `d` of its statistic after this turn."""
+    def with_eigenvalues(self, factor: Factor, d: Any, turn: Turn, first: Any) -> Factor:
+        """A factor with what it keeps of the diagonal `d` after a turn, which may be its first."""
         eigenvalues = jax.tree.map(lambda old: d.astype(old.dtype), factor.eigenvalues)  # FOAM: D
         return factor._replace(eigenvalues=eigenvalues)
 

@@ -58,7 +58,7 @@ class Factor(NamedTuple):
     spectrum: jax.Array | None  # λ, running averages (..., d), of whitened gradients in bases
     damping: jax.Array | None  # ε in use, (...), if a policy examines roots
     proxy: jax.Array | None  # the policy's last figure, such as FOAM's h, float32 (...)
-    error: jax.Array | None  # the solver's estimate of a stored root's error, float32 (...)
+    error: jax.Array | None  # the estimated error of a stored root, float32 (...)
     counts: FactorCounts
     phase: jax.Array | None = None  # when it is due, int32 (...), if staggered
 
@@ -242,8 +242,7 @@ class SideRule(abc.ABC):
             if factor is None:
                 continue
             entry = factor._replace(phase=None), moments
-            never = (factor.refreshes == 0).reshape(-1)
-            for method, among in self.method.rounds(never):
+            for method, among in self.method.rounds(factor):
                 rule = dataclasses.replace(self, method=method)
                 # jax.jit hashes its function. A bound method hashes its rule, which may hold
                 # tracers; a partial function does not.

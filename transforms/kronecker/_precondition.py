@@ -218,8 +218,8 @@ def _check_root(
 ) -> None:
     """Requires a root that the method can take, and that the other arguments allow."""
     root, sided = roots.root, roots.sides
-    solver = method.solver if isinstance(method, StoredRoots) else "eigh"
-    check_root_arguments(root, solver, roots.damping_mode, "method")
+    if isinstance(method, StoredRoots):
+        check_root_arguments(root, method.method, roots.damping_mode)
     if whiten and concrete(root) is not None:
         OneOf((2,)).check("root (with statistics='kl')", root)
     elif limit and not whiten and concrete(root) not in (None, 2 * sided):

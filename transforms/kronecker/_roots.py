@@ -25,7 +25,7 @@ import numpy as np
 from .._carry import Moments
 from .._side import LEFT, RIGHT, Side
 from .._trees import widened
-from ..linalg._inverse_root import near_one, root_eigenvalues, rounding_floor, solve_root
+from ..linalg._inverse_root import near_one, root_eigenvalues, rounding_floor
 from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import multiplied
 from ..linalg._turns import SHORT_FOR_ROOTS, Turn
@@ -110,8 +110,8 @@ class BasisRootRule(BasisRule):
         assert factor.damping is not None
         return RootDamping(factor.damping.astype(dtype), self.roots.eps, self.roots.root)
 
-    def with_eigenvalues(self, factor: Factor, d: jax.Array, turn: Turn) -> Factor:
-        factor = super().with_eigenvalues(factor, d, turn)
+    def with_eigenvalues(self, factor: Factor, d: Any, turn: Turn, first: Any) -> Factor:
+        factor = super().with_eigenvalues(factor, d, turn, first)
         if factor.damping is None:
             return factor
         # FOAM, lines 3, 19
@@ -180,8 +180,7 @@ class StoredRootRule(SideRule):
     def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side) -> Renewed:
         root, eps, mode, sides = self.roots
         floor = rounding_floor(h, root, sides)
-        solver, rows = self.method.solver, self.method.rows
-        x, error, indefinite = solve_root(h, root, eps, mode, solver, floor, rows)  # line 11
+        x, error, indefinite = self.method.solved(h, root, eps, mode, floor)  # Shampoo, line 11
         factor = factor._replace(inverse_root=self.storage.encode_root(x))
         factor = factor._replace(error=error.astype(jnp.float32))
         return Renewed(factor, moments, jnp.isfinite(magnitude(x)), indefinite)

@@ -116,9 +116,9 @@ class WhitenedRule(BasisRule):
         sources, (by_left, by_right) = whitened_sources(x, scales)
         return sources, start, each_side(averaged, factors, (by_right, by_left))
 
-    def with_eigenvalues(self, factor: Factor, d: jax.Array, turn: Turn) -> Factor:
+    def with_eigenvalues(self, factor: Factor, d: Any, turn: Turn, first: Any) -> Factor:
         spectrum: Any = factor.spectrum
         kept = spectrum if turn.order is None else spectrum[turn.order]
         # The averages so far may be those of the identity as a basis.
-        kept = jnp.where(turn.keeps & ~(factor.refreshes == 0), kept, jnp.maximum(d, 0))
-        return super().with_eigenvalues(factor, d, turn)._replace(spectrum=kept)
+        kept = jnp.where(turn.keeps & ~first, kept, jnp.maximum(d, 0))
+        return super().with_eigenvalues(factor, d, turn, first)._replace(spectrum=kept)

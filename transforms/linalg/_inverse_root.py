@@ -29,7 +29,7 @@ raises the noise of a gradient of low rank; `kronecker/_noise.py` does better wi
 that FOAM and DR-Shampoo keep. Iterations do not tell eigenvalues apart: they add $f$ if the damping
 is noise. No float32 floor can tell the noise of a gradient in bfloat16 from a gradient.
 
-The iterative solvers, and the cost of all, are in `_iterations.py`.
+The iterations, and the cost of all methods, are in `_iterations.py`.
 """
 
 from __future__ import annotations
@@ -70,16 +70,14 @@ def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int)
     return jnp.maximum(EIGENVALUE_NOISE * eps, noise ** (root / sides)).astype(statistic.dtype)
 
 
-def check_root_arguments(
-    root: int, solver: str, damping_mode: str, argument: str = "solver"
-) -> None:
-    """Requires a solver for this root and this damping mode."""
-    OneOf(SOLVERS).check(argument, solver)
-    allowed, has_root = ROOTS.get(solver, ("", lambda root: True))
+def check_root_arguments(root: int, method: str, damping_mode: str) -> None:
+    """Requires a method for this root and this damping mode."""
+    OneOf(SOLVERS).check("method", method)
+    allowed, has_root = ROOTS.get(method, ("", lambda root: True))
     if not has_root(root):
-        raise ValueError(f"root must be {allowed} for {argument}={solver!r}, got {root!r}.")
-    if solver != "eigh" and damping_mode in ("floor", "outside"):
-        raise ValueError(f"damping_mode={damping_mode!r} needs {argument}='eigh', got {solver!r}.")
+        raise ValueError(f"root must be {allowed} for method={method!r}, got {root!r}.")
+    if method != "eigh" and damping_mode in ("floor", "outside"):
+        raise ValueError(f"damping_mode={damping_mode!r} needs method='eigh', got {method!r}.")
 
 
 class Solved(NamedTuple):
@@ -95,7 +93,7 @@ def solve_root(
     root: int,
     eps: jax.typing.ArrayLike,
     damping_mode: str,
-    solver: str,
+    method: str,
     floor: jax.typing.ArrayLike = 0.0,
     rows: Rows | None = None,
 ) -> Solved:
@@ -107,10 +105,10 @@ def solve_root(
     size = magnitude(a)
     by, damping, back = near_one(size, root, eps, damping_mode)  # squares stay in range
     given, indefinite = (a * by, root, damping, damping_mode, floor), jnp.bool_(False)
-    if solver == "eigh":
+    if method == "eigh":
         x, error, indefinite = inverse_root_by_eigh(*given)
     else:
-        x, error = root_by_iteration(*given, solver, rows)
+        x, error = root_by_iteration(*given, method, rows)
     finite = jnp.isfinite(size)
     x = jnp.where(finite, x * back, jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
@@ -146,7 +144,7 @@ def inverse_root(
     eps: jax.typing.ArrayLike = 0.0,
     *,
     damping_mode: str = "absolute",
-    solver: str = "eigh",
+    method: str = "eigh",
 ) -> tuple[jax.Array, jax.Array]:
     """Inverse roots `(A + eps · I)^(-1/root)` of symmetric positive semi-definite matrices.
 
@@ -159,7 +157,7 @@ def inverse_root(
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue, which iterations
         estimate from below (0.4 % too small for Gaussian factors); or, with "eigh" only, "floor"
         (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
-      solver: "eigh"; or an iteration of products, which GPUs and TPUs prefer: "products" takes 30
+      method: "eigh"; or an iteration of products, which GPUs and TPUs prefer: "products" takes 30
         of them for p = 2 and 49 for p = 4, "coupled_newton" as many as the matrix needs (63 to 76
         at a condition number of 1e6), "newton_schulz" 120. With `eps = 0` a rank-deficient matrix
         has a root on its range only, which "eigh" returns; the iterations do not converge.
@@ -177,11 +175,11 @@ def inverse_root(
       >>> root.tolist()
       [[0.5, 0.0], [0.0, 2.0]]
     """
-    check_root_arguments(root, solver, damping_mode)
+    check_root_arguments(root, method, damping_mode)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     a = inexact(a)
-    solved = each_matrix(lambda x: solve_root(x, root, eps, damping_mode, solver), widened(a))
+    solved = each_matrix(lambda x: solve_root(x, root, eps, damping_mode, method), widened(a))
     return solved.inverse_root.astype(a.dtype), solved.error
 
 

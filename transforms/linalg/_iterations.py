@@ -222,7 +222,7 @@ def root_by_iteration(
     damping: jax.Array,
     mode: str,
     floor: jax.typing.ArrayLike,
-    solver: str,
+    method: str,
     rows: Rows | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
@@ -235,5 +235,5 @@ def root_by_iteration(
     added = damping * (largest if mode == "relative" else 1)
     noisy = (added > 0) & (added <= RESOLVED * jnp.finfo(a.dtype).eps * largest)
     a = a + jnp.where(noisy, jnp.maximum(added, floor * largest), added) * eye
-    x = ITERATIONS[solver](a, root) if rows is None else _newton_schulz(a, root, rows)
+    x = ITERATIONS[method](a, root) if rows is None else _newton_schulz(a, root, rows)
     return x, magnitude(exact_product(_power(x, root), a) - eye)

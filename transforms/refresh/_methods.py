@@ -11,21 +11,21 @@ import jax
 
 from .._validate import OneOf, Value, checked
 from ..linalg import _turns
-from ..linalg._inverse_root import SOLVERS
+from ..linalg._inverse_root import SOLVERS, Solved, solve_root
 from ..linalg._iterations import Rows
 from ..linalg._polar import Coefficients, coefficient_rows
 from ..linalg._products import HALVES
 
 
 class RefreshMethod(Value):
-    """The type of `method=` of `precondition`."""
+    """The type of `method=` of `precondition`: turns a basis, or solves for a root to store."""
 
     level = "float32"  # of statistics' and refreshes' products by default
 
-    def rounds(self, never: jax.Array) -> list[tuple[RefreshMethod, Any]]:
+    def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
         """The methods of a refresh, and which matrices each takes: bool (size,), or all.
 
-        `never` are those that were never refreshed.
+        `state` counts the refreshes of matrices.
         """
         return [(self, True)]
 
@@ -68,7 +68,8 @@ class Qr(BasisMethod):
 
     steps: int = 1
 
-    def rounds(self, never: jax.Array) -> list[tuple[RefreshMethod, Any]]:
+    def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
+        never = (state.refreshes == 0).reshape(-1)
         return [(Eigh(), never), (self, ~never)]
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
@@ -90,25 +91,28 @@ class Rotations(BasisMethod):
 class StoredRoots(RefreshMethod):
     """See `stored_roots`."""
 
-    solver: str = "eigh"
+    method: str = "eigh"
 
-    @property
-    def rows(self) -> Rows | None:
-        """The coefficients of each step, if their number is given."""
-        return None
+    def solved(self, a: jax.Array, root: int, eps: Any, damping_mode: str, floor: Any) -> Solved:
+        """The inverse root of one matrix, as of `solve_root`."""
+        return solve_root(a, root, eps, damping_mode, self.method, floor)
 
 
 @dataclasses.dataclass(frozen=True)
 class SaturatedRoots(StoredRoots):
     """See `saturated_roots`."""
 
-    solver: str = "newton_schulz"
+    method: str = "newton_schulz"
     steps: int = 5
     coefficients: Coefficients = "quintic"
 
     @property
     def rows(self) -> Rows:
+        """The coefficients of each step."""
         return coefficient_rows(self.coefficients, self.steps)
+
+    def solved(self, a: jax.Array, root: int, eps: Any, damping_mode: str, floor: Any) -> Solved:
+        return solve_root(a, root, eps, damping_mode, self.method, floor, self.rows)
 
 
 def eigh() -> Eigh:
@@ -160,7 +164,7 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
 
 
 @checked
-def stored_roots(solver: str = "eigh") -> StoredRoots:
+def stored_roots(method: str = "eigh") -> StoredRoots:
     r"""Stores inverse roots beside statistics in the gradient's own coordinates.
 
     This is the form of the papers on Shampoo in 4 bits. A step has a product less for each side
@@ -169,13 +173,13 @@ def stored_roots(solver: str = "eigh") -> StoredRoots:
     on GPUs and TPUs, with "eigh" on CPUs.
 
     Args:
-      solver: "eigh", "products", "coupled_newton" or "newton_schulz", see `inverse_root`.
+      method: "eigh", "products", "coupled_newton" or "newton_schulz", as `inverse_root` has it.
 
     Raises:
-      ValueError: if `solver` is none of these.
+      ValueError: if `method` is none of these.
     """
-    OneOf(SOLVERS).check("solver", solver)
-    return StoredRoots(solver)
+    OneOf(SOLVERS).check("method", method)
+    return StoredRoots(method)
 
 
 def saturated_roots(steps: int = 5, *, coefficients: Coefficients = "quintic") -> SaturatedRoots:

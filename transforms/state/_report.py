@@ -42,7 +42,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
     * `failures`: failed decompositions: of a momentum to orthogonalize (the direction was zero), or
       the Cholesky decomposition of a quantized factor (which kept its value);
     * `indefinite`: refreshes of a stored root whose statistic had a negative eigenvalue;
-    * `error`: the solver's error estimate at the last refresh of a stored root. With an adaptive
+    * `error`: the estimated error of a stored root at its last refresh. With an adaptive
       policy the `damping` in use, and `proxy`, the figure on which it decided at the last check.
 
     Args:

@@ -239,9 +239,10 @@ class SubspaceRule:
         asked: Any = True if policy.examines is None else self.examined(policy, g, old)
         # Of the state a refresh leaves the key, the phase and the compensation as they are.
         entry = old._replace(key=None, phase=None, compensation=None), moments
-        together, never = self.refreshing(g).numbers, (old.refreshes == 0).reshape(-1)
+        together = self.refreshing(g).numbers
         rounds: list[Any] = [(None, True, together)]
         if self.basis.starts:
+            never = (old.refreshes == 0).reshape(-1)
             rounds = [(True, never, None), (False, ~never, together)]
         for first, among, numbers in rounds:
             entry = refresh_due(
