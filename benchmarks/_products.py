@@ -96,21 +96,21 @@ def rotations(number: int, order: int) -> Iterator[tuple[str, Made]]:
 
 
 def roots(number: int, order: int) -> Iterator[tuple[str, Made]]:
-    """Inverse roots with each solver that there is, at a condition number of 10⁶."""
+    """Inverse roots with each method that there is, at a condition number of 10⁶."""
     given = (statistics(number, order),)
     for root in ROOTS:
-        for solver in SOLVERS:
-            if solver == "newton_schulz" and root != 2:
+        for method in SOLVERS:
+            if method == "newton_schulz" and root != 2:
                 continue
 
-            def solved(a: jax.Array, level: Any, root: int = root, solver: str = solver) -> Any:
-                how: Any = {"damping_mode": "relative", "solver": solver}
+            def solved(a: jax.Array, level: Any, root: int = root, method: str = method) -> Any:
+                how: Any = {"damping_mode": "relative", "method": method}
                 with at(level):
                     return curvax.inverse_root(a, root, SPREAD, **how)
 
-            for name, level in LEVELS.items() if solver == "products" else [("", None)]:
+            for name, level in LEVELS.items() if method == "products" else [("", None)]:
                 made = functools.partial(solved, level=level)
-                yield f"p = {root}, {solver}{name}", (made, given, float("nan"))
+                yield f"p = {root}, {method}{name}", (made, given, float("nan"))
 
 
 def decompositions(number: int, order: int) -> Iterator[tuple[str, Made]]:
