@@ -127,6 +127,10 @@ LAYOUTS = {
     "merged heads, FSDP": Layout(
         (8,), several(4, (32, 64), P(None, "x"), curvax.MatrixAxes(0, 1, column_heads=4))
     ),
+    "merged heads, whole along an axis": Layout(
+        (2, 2, 2),
+        several(4, (32, 64), P(None, ("x", "y")), curvax.MatrixAxes(0, 1, column_heads=2)),
+    ),
     "queries, keys and values in one": Layout(
         (2, 4),
         several(8, (32, 64), P("x", "y"), PARTS),

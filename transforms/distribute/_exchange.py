@@ -53,12 +53,12 @@ class Exchange:
         specs: Mapping[str, P],
         axes: Axes,
     ):
-        routes = {
-            key: [Route.of(form, specs[form.parameter]) for form in of_stack]
-            for key, of_stack in forms.items()
-        }
         self.layout, shares = layout, layout.shares
         self.axes = tuple(a for a in axes if number([a]) > 1) or axes[:1]
+        routes = {
+            key: [Route.of(form, specs[form.parameter], self.axes) for form in of_stack]
+            for key, of_stack in forms.items()
+        }
         self.mesh = {a: number([a]) for a in self.axes}
         every = [route for of_stack in routes.values() for route in of_stack]
         # Devices that have all matrices exchange nothing before the updates.

@@ -62,22 +62,18 @@ class Stack(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Mesh axes that leave an axis of a tile for another one, or for none."""
+    """Mesh axes that leave an axis of a tile for another one; from none, or for none."""
 
     axes: Axes
-    source: int
+    source: int | None
     target: int | None
 
     def there(self, x: jax.Array) -> jax.Array:
         """A tile without its cut."""
-        if self.target is None:
-            return jax.lax.all_gather(x, self.axes, axis=self.source, tiled=True)
-        return jax.lax.all_to_all(x, self.axes, self.target, self.source, tiled=True)
+        return _moved(x, self.axes, self.source, self.target)
 
     def back(self, x: jax.Array) -> jax.Array:
-        if self.target is None:
-            return device_part(x, self.axes, self.source)
-        return jax.lax.all_to_all(x, self.axes, self.source, self.target, tiled=True)
+        return _moved(x, self.axes, self.target, self.source)
 
 
 class Route(NamedTuple):
@@ -98,32 +94,33 @@ class Route(NamedTuple):
     used: Axes = ()  # the mesh axes that divide it or an array that travels with it
 
     @classmethod
-    def of(cls, form: Form, spec: P) -> Route:
-        """The route of an array that lies like this."""
+    def of(cls, form: Form, spec: P, axes: Axes) -> Route:
+        """The route of an array that lies like this, on devices along some mesh axes."""
         entries = (*spec, *[None] * (len(form.shape) - len(spec)))
         placed = [tuple(a for a in as_axes(entry) if number([a]) > 1) for entry in entries]
         shape = [n // number(axes) for n, axes in zip(form.shape, placed, strict=True)]
         batch, *sides = form.axes
         uncut = [*batch, *(axis for i in (0, 1) if not form.cut[i] for axis in sides[i])]
         cut = [(i, axis) for i in (0, 1) if form.cut[i] for axis in sides[i]]
-        moves, tiles = [], [(), ()]
+        moves, tiles, leaving = [], [(), ()], []
         for i, axis in cut:
-            if not placed[axis]:
-                continue
-            size = number(placed[axis])
-            # Along a batch axis the parts would be exchanged once more.
+            if placed[axis] and sides[i] == (axis,) and form.cuts_evenly(i, shape[axis]):
+                tiles[i] = placed[axis]  # a device has whole heads or blocks, as of a batch
+            elif placed[axis]:
+                leaving.append((axis, placed[axis]))
+        # Mesh axes along which the array is whole divide it first, so that less moves.
+        idle = [(None, (a,)) for a in axes if leaving and a not in sum(placed, ())]
+        for source, places in [*idle, *leaving]:
+            size = number(places)
+            # Rather not along a batch axis, where a device would have parts of fewer matrices.
             others = [other for other in uncut if shape[other] % size == 0]
             target = max(others, key=lambda x: (x not in batch, shape[x]), default=None)
-            whole = sides[i] == (axis,) and form.cuts_evenly(i, shape[axis])
-            if whole and (target is None or target in batch):
-                tiles[i] = placed[axis]  # a device has whole heads or blocks, as of a batch
-                continue
-            moves.append(Move(placed[axis], axis, target))
+            if source is not None:
+                shape[source], placed[source] = shape[source] * size, ()
             if target is not None:
-                placed[target] += placed[axis]
-                shape[target] //= size
-            shape[axis] *= size
-            placed[axis] = ()
+                shape[target], placed[target] = shape[target] // size, placed[target] + places
+            if source != target:
+                moves.append(Move(places, source, target))
         tile, along, local = form.on_device(tuple(shape)), [], []
         for side, is_cut, size in zip(sides, form.cut, tile.tile, strict=True):
             along += [()] if is_cut else [placed[axis] for axis in side]
@@ -232,6 +229,14 @@ class Route(NamedTuple):
 
     def _turned_back(self, x: jax.Array) -> jax.Array:
         return x.transpose(0, *(1 + int(i) for i in np.argsort(self.order)))
+
+
+def _moved(x: jax.Array, axes: Axes, source: Any, target: Any) -> jax.Array:
+    if source is None:
+        return device_part(x, axes, target)
+    if target is None:
+        return jax.lax.all_gather(x, axes, axis=source, tiled=True)
+    return jax.lax.all_to_all(x, axes, target, source, tiled=True)
 
 
 def _batch(form: Form) -> tuple[int, ...]:
