@@ -7,6 +7,7 @@ and on the way back its own tiles of the updates.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -120,9 +121,13 @@ class Exchange:
             own = [(deal.ids, x[:, : self.lengths[key]]) for deal, x in back if key in deal.places]
             ids, rows = zip(*own, strict=True)
             x = self._pick(np.concatenate(ids, 1), self.has[key])(jnp.concatenate(rows))
-            ends = np.cumsum([route.rows for route in routes])[:-1]
-            for route, of_array in zip(routes, jnp.split(x, ends), strict=True):
-                parts.setdefault(route.form.parameter, []).append((route, route.part(of_array)))
+            for idle, group in itertools.groupby(routes, key=lambda route: route.idle):
+                together = [*group]
+                ends = np.cumsum([route.rows for route in together])
+                own, x = x[: ends[-1]], x[ends[-1] :]
+                own = jax.lax.all_gather(own, idle, axis=1) if idle else own
+                for route, of_array in zip(together, jnp.split(own, ends[:-1]), strict=True):
+                    parts.setdefault(route.form.parameter, []).append((route, route.part(of_array)))
         tiles = {}
         for name, of_array in parts.items():
             routes, xs = zip(*sorted(of_array, key=lambda part: part[0].form.start), strict=True)

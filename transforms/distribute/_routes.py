@@ -188,9 +188,11 @@ class Route(NamedTuple):
         return device_entry(x.reshape(-1, number(self.idle), length), self.idle, 1)
 
     def part(self, rows: jax.Array) -> jax.Array:
-        """The inverse: the form's part `(batch, rows, columns)` of the device's tile."""
-        x = rows if not self.idle else jax.lax.all_gather(rows, self.idle, axis=1)
-        x = x.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
+        """The inverse: the form's part `(batch, rows, columns)` of the device's tile.
+
+        It needs the rows of all devices along idle axes, `(count, devices, length)`.
+        """
+        x = rows.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
         x = self._turned_back(x.reshape(len(x), *self.local))
         return self.tile.uncut(x.reshape(-1, *self.tile.tile))
 
