@@ -110,6 +110,10 @@ LAYOUTS = {
     ),
     "experts over all devices": Layout((2, 4), several(2, (8, 32, 64), P(("x", "y")), BATCH)),
     "experts over three axes": Layout((2, 2, 2), several(2, (8, 32, 64), P("x", "y", "z"), BATCH)),
+    "experts, an uneven count": Layout((2, 4), several(1, (12, 32, 64), P("y", "x"), BATCH)),
+    "layers over stages, an uneven count": Layout(
+        (2, 4), several(1, (6, 32, 64), P("x", "y"), BATCH)
+    ),
     "layers and experts": Layout((2, 4), several(2, (4, 8, 32, 64), P(None, "x", None, "y"), TWO)),
     "layers and experts, rows": Layout((2, 4), several(2, (4, 8, 32, 64), P(None, "y", "x"), TWO)),
     "heads": Layout((2, 4), attention(8, P(None, "y"), P("y"))),
@@ -122,6 +126,10 @@ LAYOUTS = {
     ),
     "merged heads, FSDP": Layout(
         (8,), several(4, (32, 64), P(None, "x"), curvax.MatrixAxes(0, 1, column_heads=4))
+    ),
+    "merged heads, whole along an axis": Layout(
+        (2, 2, 2),
+        several(4, (32, 64), P(None, ("x", "y")), curvax.MatrixAxes(0, 1, column_heads=2)),
     ),
     "queries, keys and values in one": Layout(
         (2, 4),

@@ -1,13 +1,13 @@
 """What devices exchange in a step: gradients go to the owners of matrices, and updates back.
 
-Each device has a row of numbers of every matrix (`_routes.py`). Along the mesh axes that arrays
-use, it sends each owner its rows of the owner's matrices, in one all-to-all for a stack. Arrays are
-whole along other mesh axes, and nothing is sent there. So a device receives its own matrices, and
-on the way back its own tiles of the updates.
+Each device has rows of numbers of matrices (`_routes.py`). It sends each owner its rows of the
+owner's matrices (`_ways.py`), in one exchange for a stack. So a device receives its own matrices,
+and on the way back its own tiles of the updates.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from ._layout import StateLayout
-from ._routes import Axes, Form, Route, device_entry, device_index, number, padded, regrouped
-from ._shares import Round
+from ._routes import Axes, Form, Route, device_index, number, padded
+from ._ways import Way, Ways, along_ways, listed
 
 Stacks = dict[str, jax.Array]
 
@@ -33,6 +33,17 @@ class ByOwner(NamedTuple):
     shared: Any  # stacks: the matrices that all devices share
 
 
+class Deal(NamedTuple):
+    """Matrices of some stacks, as many on each device, and the ways of their rows."""
+
+    places: dict[str, np.ndarray]  # in each stack (devices, k); any where a device has none of it
+    kinds: np.ndarray  # of each device's matrices: an index into the stacks
+    picks: dict[str, Way]  # from the device's rows of a stack to those of these matrices
+    there: tuple[Way, ...]
+    back: tuple[Way, ...]
+    ids: np.ndarray  # of the rows that come back
+
+
 class Exchange:
     """The way of the matrices of some arrays, inside a mapped axis."""
 
@@ -43,26 +54,41 @@ class Exchange:
         specs: Mapping[str, P],
         axes: Axes,
     ):
+        self.layout, shares = layout, layout.shares
+        self.axes = tuple(a for a in axes if number([a]) > 1) or axes[:1]
         routes = {
-            key: [Route.of(form, specs[form.parameter]) for form in of_stack]
+            key: [Route.of(form, specs[form.parameter], self.axes) for form in of_stack]
             for key, of_stack in forms.items()
         }
+        self.mesh = {a: number([a]) for a in self.axes}
         every = [route for of_stack in routes.values() for route in of_stack]
-        along = {a for route in every for a in route.inner}
-        if any(route.outer for route in every):
-            # Else devices with the same tiles would exchange the same parts along batches.
-            along = {*axes}
-        self.layout, self.shares = layout, layout.shares
-        self.axes = tuple(a for a in axes if number([a]) > 1)
-        self.used = tuple(a for a in self.axes if a in along)
-        self.rest = tuple(a for a in self.axes if a not in along)
-        self.routes = {k: [r._replace(used=self.used) for r in rs] for k, rs in routes.items()}
+        # Devices that have all matrices exchange nothing before the updates.
+        used = self.axes if any(route.inner + route.outer for route in every) else ()
+        self.parts = number(used)  # the rows of a matrix
+        self.routes = {k: [r._replace(used=used) for r in rs] for k, rs in routes.items()}
         self.lengths = {key: max(r.row_length for r in rs) for key, rs in self.routes.items()}
         self.first = {}  # for each matrix, the first of the routes that assemble alike
+        self.begin, self.has, rows = {}, {}, 0  # a stack's first row, and the rows of each device
         for key, of_stack in self.routes.items():
             alike = [r.assembly for r in of_stack]
             firsts, counts = [*map(alike.index, alike)], [r.form.count for r in of_stack]
-            self.first[key] = np.repeat(firsts, counts)
+            self.first[key], self.begin[key] = np.repeat(firsts, counts), rows
+            starts = rows + np.cumsum([0, *counts]) * self.parts
+            ids = [i + r.ids() for i, r in zip(starts, of_stack, strict=False)]
+            self.has[key], rows = self._everywhere(np.concatenate(ids, 1)), starts[-1]
+        devices = np.arange(shares.devices)
+        self.even, self.shared = {}, {}
+        for key, n in shares.even.items():
+            own, left = np.split(np.arange(len(self.first[key])), [n])
+            if n:
+                self.even[key] = self._deal({key: own.reshape(len(devices), -1)}, {key: devices})
+            if key in shares.shared:
+                left = np.tile(left, (len(devices), 1))
+                self.shared[key] = self._deal({key: left}, {key: devices})
+        self.dealt = []
+        for r in shares.rounds:
+            places = {key: r.places(key, len(devices))[:, None] for key in r.owners}
+            self.dealt.append(self._deal(places, r.owners))
 
     def sent(self, arrays: Mapping[str, jax.Array]) -> ByOwner:
         """The device's matrices, from its tiles of arrays."""
@@ -72,84 +98,101 @@ class Exchange:
             )
             for key, routes in self.routes.items()
         }
-        dealt, even, shared = [self._sent(r, rows) for r in self.shares.rounds], {}, {}
-        for key, places in self._even().items():
-            x = rows[key][: places.size].reshape(*places.shape, -1)
-            even[key] = self._matrices(key, self._to_owners(x), places)
-        for key, places in self._shared().items():
-            x = rows[key][places[0] :]
-            x = jax.lax.all_gather(x, self.used) if self.used else x[None]
-            shared[key] = self._matrices(key, x, places)
+        dealt = [self._sent(deal, rows) for deal in self.dealt]
+        even, shared = (
+            {key: self._sent(deal, rows)[key] for key, deal in deals.items()}
+            for deals in (self.even, self.shared)
+        )
         return ByOwner(even, dealt, shared)
 
     def returned(self, updates: ByOwner, like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The device's tiles of updates, in the dtypes of arrays like these."""
-        rows: dict[str, list[jax.Array]] = {key: [] for key in self.routes}
-        for key, places in self._even().items():
-            x = self._from_owners(self._rows(key, updates.even[key], places))
-            rows[key].append(x.reshape(places.size, -1))
-        for r, row in zip(self.shares.rounds, updates.dealt, strict=True):
-            for key, x in self._returned(r, row).items():
-                rows[key].append(x)
-        for key, places in self._shared().items():
-            x = self._rows(key, updates.shared[key], places)
-            rows[key].append(device_entry(x, self.used))
+        back = []
+        for key, deal in self.even.items():
+            back.append((deal, self._returned(deal, {key: updates.even[key]})))
+        for deal, row in zip(self.dealt, updates.dealt, strict=True):
+            shapes = {key: self.layout.stacks[key].shape[1:] for key in deal.places}
+            of = {key: row[:, : m * n].reshape(-1, m, n) for key, (m, n) in shapes.items()}
+            back.append((deal, self._returned(deal, of)))
+        for key, deal in self.shared.items():
+            back.append((deal, self._returned(deal, {key: updates.shared[key]})))
         parts: dict[str, list[tuple[Route, jax.Array]]] = {}
         for key, routes in self.routes.items():
-            ends = np.cumsum([route.form.count for route in routes])[:-1]
-            for route, x in zip(routes, jnp.split(jnp.concatenate(rows[key]), ends), strict=True):
-                parts.setdefault(route.form.parameter, []).append((route, route.part(x)))
+            own = [(deal.ids, x[:, : self.lengths[key]]) for deal, x in back if key in deal.places]
+            ids, rows = zip(*own, strict=True)
+            x = self._pick(np.concatenate(ids, 1), self.has[key])(jnp.concatenate(rows))
+            for idle, group in itertools.groupby(routes, key=lambda route: route.idle):
+                together = [*group]
+                ends = np.cumsum([route.rows for route in together])
+                own, x = x[: ends[-1]], x[ends[-1] :]
+                own = jax.lax.all_gather(own, idle, axis=1) if idle else own
+                for route, of_array in zip(together, jnp.split(own, ends[:-1]), strict=True):
+                    parts.setdefault(route.form.parameter, []).append((route, route.part(of_array)))
         tiles = {}
         for name, of_array in parts.items():
             routes, xs = zip(*sorted(of_array, key=lambda part: part[0].form.start), strict=True)
             tiles[name] = routes[0].whole(xs).astype(like[name].dtype)
         return tiles
 
-    def _sent(self, r: Round, rows: Stacks) -> Stacks:
-        """The device's matrix of a round, as one of each of its stacks."""
-        length = max(self.lengths[key] for key in r.owners)
-        left = {key: rows[key][r.start[key] :][: len(owners)] for key, owners in r.owners.items()}
-        places = np.zeros((self.shares.devices, 1), int)
-        owners = sum(r.owners.values(), ())
-        places[[*owners], 0] = np.arange(len(owners))
-        x = jnp.concatenate([padded(x, length) for x in left.values()])
-        x, stacks = self._to_owners(places, x), {}
-        for key in r.owners:
-            of_stack = x[..., : self.lengths[key]].astype(left[key].dtype)
-            stacks[key] = self._matrices(key, of_stack, self._dealt(r, key))
-        return stacks
+    def _sent(self, deal: Deal, rows: Stacks) -> Stacks:
+        """The device's matrices, as of each of the stacks."""
+        length = max(self.lengths[key] for key in deal.places)
+        x = jnp.concatenate([padded(pick(rows[key]), length) for key, pick in deal.picks.items()])
+        x = along_ways(x, *deal.there).reshape(self.parts, -1, length)
+        return {
+            key: self._matrices(key, x[..., : self.lengths[key]].astype(rows[key].dtype), places)
+            for key, places in deal.places.items()
+        }
 
-    def _returned(self, r: Round, row: jax.Array) -> Stacks:
-        """The device's rows of the updates of a round."""
-        length = max(self.lengths[key] for key in r.owners)
-        kind = jnp.asarray(r.kinds(self.shares.devices))[device_index(self.axes)]
+    def _returned(self, deal: Deal, stacks: Stacks) -> jax.Array:
+        """The device's rows of the updates, from those of its matrices as of each of the stacks."""
+        length = max(self.lengths[key] for key in stacks)
         rows: Any = None
-        for i, key in enumerate(r.owners):
-            m, n = self.layout.stacks[key].shape[1:]
-            x = self._rows(key, row[:, : m * n].reshape(-1, m, n), self._dealt(r, key))
-            x = padded(x, length)
-            rows = x if rows is None else jnp.where(kind == i, x, rows)
-        rows = self._from_owners(rows)[:, 0]
-        return {key: rows[np.array(own), : self.lengths[key]] for key, own in r.owners.items()}
+        for i, (key, x) in enumerate(stacks.items()):
+            x = padded(self._rows(key, x, deal.places[key]), length)
+            own = jnp.asarray(deal.kinds)[device_index(self.axes)] == i
+            rows = x if rows is None else jnp.where(own, x, rows)
+        return along_ways(rows.reshape(-1, length), *deal.back)
 
-    # The places in a stack of a device's matrices: (devices, k), or (k,) on all.
+    # Tables of what each device has and needs, `(devices, …)`.
 
-    def _even(self) -> dict[str, np.ndarray]:
-        numbers = {key: n for key, n in self.shares.even.items() if n}
-        return {key: np.arange(n).reshape(self.shares.devices, -1) for key, n in numbers.items()}
+    def _everywhere(self, table: np.ndarray) -> np.ndarray:
+        """A table of all devices, from one that may be of a device that is like the others."""
+        return np.tile(table, (self.layout.shares.devices // len(table), 1))
 
-    def _dealt(self, r: Round, key: str) -> np.ndarray:
-        return r.places(key, self.shares.devices)[:, None]
+    def _pick(self, has: np.ndarray, wants: np.ndarray) -> Way:
+        return Ways(self.mesh, has, wants).at_once()
 
-    def _shared(self) -> dict[str, np.ndarray]:
-        even = self.shares.even
-        return {key: np.arange(even[key], len(self.first[key])) for key in self.shares.shared}
+    def _deal(self, places: dict[str, np.ndarray], owners: Mapping[str, Any]) -> Deal:
+        """Of the matrices at some places of each stack, for its owners."""
+        devices, each = next(iter(places.values())).shape
+        kinds, wants = np.zeros(devices, int), np.full((devices, self.parts, each), -1)
+        has, picks = [], {}
+        for i, (key, own) in enumerate(owners.items()):
+            kinds[[*own]] = i
+            ids = self.begin[key] + places[key][[*own], None] * self.parts
+            wants[[*own]] = ids + np.arange(self.parts)[:, None]
+            has.append(self._own(self.has[key], wants[[*own]]))
+            picks[key] = self._pick(self.has[key], has[-1])
+        has, wants = np.concatenate(has, 1), wants.reshape(devices, -1)
+        spread = self._everywhere(np.unique(wants[wants >= 0]).reshape(-1, self.parts).T)
+        there = Ways.best(self.mesh, has, wants, spread)
+        ids = self._own(has, wants)
+        return Deal(places, kinds, picks, there, Ways.best(self.mesh, wants, ids, spread), ids)
+
+    @staticmethod
+    def _own(has: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Those of some rows that each device has."""
+        chosen = np.zeros(has.max() + 2, bool)
+        chosen[ids] = True
+        chosen[-1] = False
+        return listed([own[chosen[own]] for own in has])
 
     def _ways(self, key: str, places: np.ndarray) -> list[tuple[Route, Any]]:
         """The routes that make a stack's matrices differently, and which of the device's each."""
         first = self.first[key]
         ways, own = np.unique(first), first[places]
-        if len(ways) > 1 and places.ndim == 2:
+        if len(ways) > 1:
             own = jnp.asarray(own)[device_index(self.axes)]
         return [(self.routes[key][i], own == i) for i in ways]
 
@@ -168,14 +211,3 @@ class Exchange:
             new = route.rows_of_matrices(x, self.lengths[key])
             rows = new if rows is None else jnp.where(own[None, :, None], new, rows)
         return rows
-
-    def _to_owners(self, x: Any, rows: Any = None) -> jax.Array:
-        """Sends rows `x` by owner, or `rows` at these places, to the owners; rows by sender."""
-        x = device_entry(regrouped(x, (self.axes,), (self.rest, self.used)), self.rest)
-        x = x if rows is None else rows[x]
-        return jax.lax.all_to_all(x, self.used, 0, 0) if self.used else x
-
-    def _from_owners(self, x: jax.Array) -> jax.Array:
-        x = jax.lax.all_to_all(x, self.used, 0, 0) if self.used else x
-        x = jax.lax.all_gather(x, self.rest) if self.rest else x[None]
-        return regrouped(x, (self.rest, self.used), (self.axes,))

@@ -131,6 +131,16 @@ class StateLayout:
             self._check_alike(init, key, x)
         self.shapes = jax.eval_shape(self.divided, self.joined_shapes)
 
+    @property
+    def held(self) -> float:
+        """The bytes of matrices' state on each device, over an equal share of them."""
+
+        def size(tree: Any) -> int:
+            return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+        whole = sum(x.shape[0] * size(self.of[key].matrix) for key, x in self.stacks.items())
+        return size(self.shapes[1:]) / whole if whole else 1.0
+
     def _check_alike(self, init: Callable[[Any], Any], key: str, x: jax.ShapeDtypeStruct) -> None:
         one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
         with repeated():

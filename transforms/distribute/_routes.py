@@ -1,11 +1,11 @@
 """The way of one array's matrices from where it lies on a mesh to their owners, and back.
 
-Inside `shard_map` a device has a tile of an array. It cuts the tile into its parts of all matrices,
-one row of numbers each (`Route.rows`), so that arrays of different shapes and shardings have rows
-of one length. Mesh axes along rows or columns of matrices divide each matrix. Mesh axes along batch
-axes divide the matrices; devices exchange parts along these axes first, so that each has a part of
-every matrix. Heads and blocks that a mesh axis cuts are made whole likewise: the mesh axis moves to
-another axis of the array, if it divides one, or the array is gathered along it.
+Inside `shard_map` a device has a tile of an array. It cuts the tile into rows of numbers, so that
+arrays of different shapes and shardings have rows of one length: each matrix has as many rows as
+there are devices. Mesh axes along rows or columns divide each matrix, and a device has one row of
+it. Mesh axes along batch axes divide the matrices, and a device has more rows of fewer. Heads and
+blocks that a mesh axis cuts are made whole: the mesh axis moves to another axis of the array, if it
+divides one, or the array is gathered along it.
 """
 
 from __future__ import annotations
@@ -62,22 +62,18 @@ class Stack(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Mesh axes that leave an axis of a tile for another one, or for none."""
+    """Mesh axes that leave an axis of a tile for another one; from none, or for none."""
 
     axes: Axes
-    source: int
+    source: int | None
     target: int | None
 
     def there(self, x: jax.Array) -> jax.Array:
         """A tile without its cut."""
-        if self.target is None:
-            return jax.lax.all_gather(x, self.axes, axis=self.source, tiled=True)
-        return jax.lax.all_to_all(x, self.axes, self.target, self.source, tiled=True)
+        return _moved(x, self.axes, self.source, self.target)
 
     def back(self, x: jax.Array) -> jax.Array:
-        if self.target is None:
-            return device_part(x, self.axes, self.source)
-        return jax.lax.all_to_all(x, self.axes, self.source, self.target, tiled=True)
+        return _moved(x, self.axes, self.target, self.source)
 
 
 class Route(NamedTuple):
@@ -98,32 +94,33 @@ class Route(NamedTuple):
     used: Axes = ()  # the mesh axes that divide it or an array that travels with it
 
     @classmethod
-    def of(cls, form: Form, spec: P) -> Route:
-        """The route of an array that lies like this."""
+    def of(cls, form: Form, spec: P, axes: Axes) -> Route:
+        """The route of an array that lies like this, on devices along some mesh axes."""
         entries = (*spec, *[None] * (len(form.shape) - len(spec)))
         placed = [tuple(a for a in as_axes(entry) if number([a]) > 1) for entry in entries]
         shape = [n // number(axes) for n, axes in zip(form.shape, placed, strict=True)]
         batch, *sides = form.axes
         uncut = [*batch, *(axis for i in (0, 1) if not form.cut[i] for axis in sides[i])]
         cut = [(i, axis) for i in (0, 1) if form.cut[i] for axis in sides[i]]
-        moves, tiles = [], [(), ()]
+        moves, tiles, leaving = [], [(), ()], []
         for i, axis in cut:
-            if not placed[axis]:
-                continue
-            size = number(placed[axis])
-            # Along a batch axis the parts would be exchanged once more.
+            if placed[axis] and sides[i] == (axis,) and form.cuts_evenly(i, shape[axis]):
+                tiles[i] = placed[axis]  # a device has whole heads or blocks, as of a batch
+            elif placed[axis]:
+                leaving.append((axis, placed[axis]))
+        # Mesh axes along which the array is whole divide it first, so that less moves.
+        idle = [(None, (a,)) for a in axes if leaving and a not in sum(placed, ())]
+        for source, places in [*idle, *leaving]:
+            size = number(places)
+            # Rather not along a batch axis, where a device would have parts of fewer matrices.
             others = [other for other in uncut if shape[other] % size == 0]
             target = max(others, key=lambda x: (x not in batch, shape[x]), default=None)
-            whole = sides[i] == (axis,) and form.cuts_evenly(i, shape[axis])
-            if whole and (target is None or target in batch):
-                tiles[i] = placed[axis]  # a device has whole heads or blocks, as of a batch
-                continue
-            moves.append(Move(placed[axis], axis, target))
+            if source is not None:
+                shape[source], placed[source] = shape[source] * size, ()
             if target is not None:
-                placed[target] += placed[axis]
-                shape[target] //= size
-            shape[axis] *= size
-            placed[axis] = ()
+                shape[target], placed[target] = shape[target] // size, placed[target] + places
+            if source != target:
+                moves.append(Move(places, source, target))
         tile, along, local = form.on_device(tuple(shape)), [], []
         for side, is_cut, size in zip(sides, form.cut, tile.tile, strict=True):
             along += [()] if is_cut else [placed[axis] for axis in side]
@@ -163,28 +160,39 @@ class Route(NamedTuple):
         """What two routes have in common that make matrices from rows in the same way."""
         return self.order, self.sides, self.local, self.chunks
 
+    @property
+    def rows(self) -> int:
+        """The number of a device's rows."""
+        return self.tile.count * number(self.outer)
+
+    def ids(self) -> np.ndarray:
+        """The numbers of the rows that each device has, `(used devices, rows)`.
+
+        A matrix has a row per used device; their numbers follow each other.
+        """
+        outer, (apart, together) = self.outer, _labels(self.batch)
+        others = tuple(a for a in self.used if a not in outer)
+        devices = regrouped(np.arange(number(self.used)), (self.used,), (outer, others))
+        matrices = np.arange(self.form.count).reshape(_batch(self.form))
+        matrices = regrouped(matrices, together, (outer, *apart)).reshape(len(devices), -1)
+        ids = np.empty((devices.size, matrices.shape[1], len(devices)), int)
+        ids[devices] = matrices[:, None, :, None] * devices.size + devices.T[None, :, None]
+        return ids.reshape(devices.size, -1)
+
     def rows_of_tile(self, x: jax.Array, length: int) -> jax.Array:
-        """The device's parts of all matrices `(count, length)`, from its tile of the array."""
+        """The device's rows `(count, length)`, from its tile of the array."""
         for move in self.moves:
             x = move.there(x)
         x = self._turned(self.tile.to_matrices(x), self.local)
         x = padded(x.reshape(len(x), -1), number(self.chunks) * length)
-        x = x.reshape(*_batch(self.tile), number(self.outer), number(self.idle), length)
-        x = device_entry(x, self.idle, x.ndim - 2)
-        outer = self.outer
-        x = jax.lax.all_to_all(x, outer, x.ndim - 2, 0) if outer else jnp.moveaxis(x, -2, 0)
-        apart, together = _labels(self.batch)
-        return regrouped(x, (outer, *apart), together).reshape(-1, length)
+        return device_entry(x.reshape(-1, number(self.idle), length), self.idle, 1)
 
     def part(self, rows: jax.Array) -> jax.Array:
-        """The inverse: the form's part `(batch, rows, columns)` of the device's tile."""
-        outer, (apart, together) = self.outer, _labels(self.batch)
-        x = rows.reshape(*_batch(self.form), rows.shape[-1])
-        x = regrouped(x, together, (outer, *apart))
-        x = jax.lax.all_to_all(x, outer, 0, x.ndim - 2) if outer else jnp.moveaxis(x, 0, -2)
-        if self.idle:
-            x = jax.lax.all_gather(x, self.idle, axis=x.ndim - 1)
-        x = x.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
+        """The inverse: the form's part `(batch, rows, columns)` of the device's tile.
+
+        It needs the rows of all devices along idle axes, `(count, devices, length)`.
+        """
+        x = rows.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
         x = self._turned_back(x.reshape(len(x), *self.local))
         return self.tile.uncut(x.reshape(-1, *self.tile.tile))
 
@@ -223,6 +231,14 @@ class Route(NamedTuple):
 
     def _turned_back(self, x: jax.Array) -> jax.Array:
         return x.transpose(0, *(1 + int(i) for i in np.argsort(self.order)))
+
+
+def _moved(x: jax.Array, axes: Axes, source: Any, target: Any) -> jax.Array:
+    if source is None:
+        return device_part(x, axes, target)
+    if target is None:
+        return jax.lax.all_gather(x, axes, axis=source, tiled=True)
+    return jax.lax.all_to_all(x, axes, target, source, tiled=True)
 
 
 def _batch(form: Form) -> tuple[int, ...]:
@@ -292,6 +308,6 @@ def regrouped(x: Any, before: Labels, after: Labels) -> Any:
         along = {a: number([a]) for a in parts if isinstance(a, str)}
         lengths |= {a: along.get(a, n // math.prod(along.values())) for a in parts}
     order, last = [[*lengths].index(a) for parts in after for a in parts], x.shape[len(before) :]
-    x = x.reshape(*lengths.values(), *last)
+    x = x.reshape((*lengths.values(), *last))
     x = x.transpose(*order, *range(len(order), x.ndim))
     return x.reshape(*(math.prod(lengths[a] for a in parts) for parts in after), *last)

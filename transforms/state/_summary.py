@@ -168,8 +168,11 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
     )
     for division in whole.divisions:
         shares, unseen = division.layout.shares, bool(missing and not division.known)
-        busiest = f"{shares.busiest:.2f} of the mean work."
-        yield f"Of {shares.devices} devices the busiest has {busiest}" + detour * unseen
+        busiest, held = f"{shares.busiest:.2f} of the mean work", f"{division.layout.held:.2f}"
+        yield (
+            f"Of {shares.devices} devices the busiest has {busiest}, and each stores {held} of an "
+            "equal share of the matrices' state." + detour * unseen
+        )
     devices = max((len(x.sharding.device_set) for x in placed), default=1)  # pyright: ignore
     if devices > 1 and not whole.divisions:
         yield (
