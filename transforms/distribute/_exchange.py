@@ -108,14 +108,12 @@ class Exchange:
     def returned(self, updates: ByOwner, like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The device's tiles of updates, in the dtypes of arrays like these."""
         back = []
-        for key, deal in self.even.items():
-            back.append((deal, self._returned(deal, {key: updates.even[key]})))
+        for deals, of in (self.even, updates.even), (self.shared, updates.shared):
+            back += [(deal, self._returned(deal, {key: of[key]})) for key, deal in deals.items()]
         for deal, row in zip(self.dealt, updates.dealt, strict=True):
             shapes = {key: self.layout.stacks[key].shape[1:] for key in deal.places}
             of = {key: row[:, : m * n].reshape(-1, m, n) for key, (m, n) in shapes.items()}
             back.append((deal, self._returned(deal, of)))
-        for key, deal in self.shared.items():
-            back.append((deal, self._returned(deal, {key: updates.shared[key]})))
         parts: dict[str, list[tuple[Route, jax.Array]]] = {}
         for key, routes in self.routes.items():
             own = [(deal.ids, x[:, : self.lengths[key]]) for deal, x in back if key in deal.places]

@@ -185,7 +185,7 @@ class Route(NamedTuple):
             x = move.there(x)
         x = self._turned(self.tile.to_matrices(x), self.local)
         x = padded(x.reshape(len(x), -1), number(self.chunks) * length)
-        return device_entry(x.reshape(-1, number(self.idle), length), self.idle, 1)
+        return device_part(x.reshape(-1, number(self.idle), length), self.idle, 1)[:, 0]
 
     def part(self, rows: jax.Array) -> jax.Array:
         """The inverse: the form's part `(batch, rows, columns)` of the device's tile.
@@ -277,13 +277,6 @@ def number(axes: Sequence[str]) -> int:
 def device_index(axes: Axes) -> Any:
     """The device's number among those along some mesh axes."""
     return jax.lax.axis_index(axes) if axes else 0
-
-
-def device_entry(x: Any, axes: Axes, axis: int = 0) -> jax.Array:
-    """The device's entry of an axis that has one for each device along some mesh axes."""
-    if not axes:
-        return jax.lax.index_in_dim(x, 0, axis, keepdims=False)
-    return jax.lax.dynamic_index_in_dim(x, jax.lax.axis_index(axes), axis, keepdims=False)
 
 
 def device_part(x: jax.Array, axes: Axes, axis: int = 0) -> jax.Array:
