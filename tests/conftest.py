@@ -62,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             row = getattr(item, "callspec", None) and item.callspec.params.get("row")
             group = row.name if isinstance(row, Row) else item.path.stem
             item.add_marker(pytest.mark.xdist_group(group))
+    gc.freeze()  # what is imported stays: no collection has to look at it
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

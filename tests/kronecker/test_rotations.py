@@ -410,15 +410,15 @@ def test_statistics_in_few_bits_are_averages(name: str, stored: str, rank: int |
     make = functools.partial(FIRST[name], 1.0, method="rotations", storage=storage)
     numbers = NUMBERS.get(name, ({}, {}))[0]
     _, states = scanned(lambda numbers: make(**numbers))({"kernel": gradients}, numbers)
+    decoded = jax.jit(Graded(storage).decode_factor), jax.jit(storage.decode_basis)
     for i, factor in enumerate(factors_of(states)):
         exact: Any = 0.0
         for t, g in enumerate(np.swapaxes(gradients, 1, 2) if i else gradients):
             exact = B * exact + (1 - B) * g.astype(np.float64) @ g.T
             of_step = at(factor, t)
-            h = Graded(storage).decode_factor(of_step.statistic)
-            u, h = (
-                np.asarray(x, np.float64).reshape(exact.shape)
-                for x in (storage.decode_basis(of_step.basis), h)
+            h, u = (
+                np.asarray(f(x), np.float64).reshape(exact.shape)
+                for f, x in zip(decoded, (of_step.statistic, of_step.basis), strict=True)
             )
             assert np.linalg.norm(u.T @ u - np.eye(len(u)), 2) <= defect
             assert np.linalg.norm(u @ h @ u.T - exact) <= error * np.linalg.norm(exact), (i, t)

@@ -34,10 +34,14 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
-def program(f: Callable[[jax.Array], jax.Array], platform: str) -> str:
-    """What XLA takes, for a stack."""
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def programs(f: Callable[[jax.Array], jax.Array]) -> dict[str, str]:
+    """What XLA takes, for a stack, on each platform."""
     anew = jax.jit(lambda x: f(x))  # the number of devices is not part of a trace's key
-    return anew.trace(STACK).lower(lowering_platforms=(platform,)).as_text()
+    traced = anew.trace(STACK)
+    return {x: traced.lower(lowering_platforms=(x,)).as_text() for x in PLATFORMS}
 
 
 def has_products_of_stacks(text: str) -> bool:
@@ -54,8 +58,8 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tpus_have_loops_that_are_products_of_stacks(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for platform in ("cpu", "cuda", "tpu"):
-        assert has_products_of_stacks(program(FUNCTIONS[name], platform)) == (platform != "tpu")
+    for platform, text in programs(FUNCTIONS[name]).items():
+        assert has_products_of_stacks(text) == (platform != "tpu")
     (x,) = normal_like(jax.random.key(0), [STACK])
     expected = jax.jit(FUNCTIONS[name])(x)
     loops_of("tpu", monkeypatch)
@@ -78,20 +82,19 @@ def test_projections_are_products_of_stacks(
     def directions(x: jax.Array) -> Any:
         return galore.update({"x": x}, galore.init({"x": x}))[0]["x"]
 
-    for platform in ("cpu", "cuda", "tpu"):
-        lines = program(directions, platform).splitlines()
-        products = [x for x in lines if "dot_general" in x and f"tensor<{NUMBER}x" in x]
+    for platform, text in programs(directions).items():
+        products = [x for x in text.splitlines() if "dot_general" in x and f"tensor<{NUMBER}x" in x]
         assert len(products) == 2, platform  # to the subspaces, and back
 
 
 def test_what_may_be_divided_among_devices_has_no_loop() -> None:
     """As a turn of a loop would send a matrix to all devices, though one has it."""
     f = FUNCTIONS["newton_schulz"]
-    assert jax.device_count() > 1 and has_products_of_stacks(program(f, "tpu"))
+    assert jax.device_count() > 1 and has_products_of_stacks(programs(f)["tpu"])
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = PartitionSpec("data")
     within = functools.partial(jax.shard_map, mesh=mesh, in_specs=rows, out_specs=rows)
-    text = program(within(f, check_vma=False), "tpu")
+    text = programs(within(f, check_vma=False))["tpu"]
     assert "stablehlo.while" in text and not any(
         f"tensor<{NUMBER // 2}x" in line for line in text.splitlines() if "dot_general" in line
     )

@@ -341,8 +341,9 @@ def test_power_iteration_of_every_scale_of_one_number_and_of_zero():
 
 def test_integers_count_as_float32() -> None:
     x = np.array([[4, 0], [0, 9]])
-    np.testing.assert_allclose(curvax.inverse_root(x)[0], np.diag([1 / 2, 1 / 3]), rtol=1e-6)
-    for polar in (curvax.polar_svd, curvax.newton_schulz):
+    root = jax.jit(curvax.inverse_root)(x)[0]
+    np.testing.assert_allclose(root, np.diag([1 / 2, 1 / 3]), rtol=1e-6)
+    for polar in map(jax.jit, (curvax.polar_svd, curvax.newton_schulz)):
         found = polar(x)
         assert found.dtype == jnp.float32
         np.testing.assert_array_equal(found, polar(x.astype(np.float32)))
@@ -352,6 +353,7 @@ def test_integers_count_as_float32() -> None:
 def test_damping_that_the_dtype_resolves_is_not_replaced_by_the_floor(mode: str) -> None:
     """It is 7 eps times the largest eigenvalue; 1 eps is noise."""
     root, largest = 4, 118.0
+    solve = jax.jit(solve_root, static_argnums=(1, 3, 4))
     d = jnp.array([0.0, 50.0, largest], jnp.float32)
     floor = rounding_floor(jnp.zeros((3, 3), jnp.float32), root, 2)
     for size, kept in ((7.0, True), (1.0, False)):
@@ -361,5 +363,5 @@ def test_damping_that_the_dtype_resolves_is_not_replaced_by_the_floor(mode: str)
         assert (abs(found * added ** (1 / root) - 1) < 1e-4) == kept
         if mode == "absolute" and kept:
             for solver in ("products", "coupled_newton"):
-                solved = solve_root(jnp.diag(d), root, eps, mode, solver, floor)
+                solved = solve(jnp.diag(d), root, eps, mode, solver, floor)
                 assert abs(float(solved.inverse_root[0, 0]) * added ** (1 / root) - 1) < 1e-2

@@ -26,7 +26,7 @@ DIRECTIONS = {
     "asgo": asgo,
     "alice": lambda: curvax.scale_by_alice(**ALICE),
     "galore": lambda: curvax.in_subspace(optax.scale_by_adam(), **SUBSPACE),
-    "4 bits": lambda: asgo(storage=curvax.quantized(block=4)),
+    "4 bits": lambda: asgo(storage=curvax.quantized(block=4, min_elements=1)),
     "staggered": lambda: asgo(refresh=curvax.every(3, stagger=True)),
     "soap": lambda: curvax.scale_by_soap(refresh=2),
 }
