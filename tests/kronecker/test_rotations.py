@@ -121,6 +121,19 @@ def _assert_healed(direction: Any, state: Any, gradients: np.ndarray) -> Any:
     return state
 
 
+@pytest.mark.parametrize("name", ["soap", "asgo"])
+def test_float64_statistics_turn_in_bfloat16(name: str) -> None:
+    """Bases in bfloat16 are read in float32: a step was a `TypeError` about a loop's carry."""
+    how: Any = {"method": "rotations", "storage": curvax.dense("bfloat16")}
+    made = getattr(curvax, f"scale_by_{name}")(**how)
+    with jax.enable_x64(True):
+        g = jax.ShapeDtypeStruct((6, 4), jnp.float64)
+        state = jax.eval_shape(made.init, g)
+        direction, after = jax.eval_shape(made.update, g, state)
+    assert direction.dtype == jnp.float64
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
+
+
 def test_damage_starts_anew() -> None:
     """Of a damage that the direction shows, the guard takes care."""
     gradients = _turning(1e2)

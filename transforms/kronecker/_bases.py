@@ -136,7 +136,8 @@ class BasisRule(SideRule):
             check = self._check(factor, h, diagonals(h))
             return verdict_of(self.policy, check._replace(first=jnp.bool_(False))).refresh
 
-        u, first = self.storage.decode_basis(factor.basis), factor.refreshes == 0
+        u = self.storage.decode_basis(factor.basis).astype(h.dtype)  # of float64 in few bits
+        first = factor.refreshes == 0
         turn = self.method.turn(u, h, again, self.short)  # SOAP: EVD
         coded = self.storage.encode_basis(turn.basis, factor.basis)
         if not self.storage.exact(len(h)):
