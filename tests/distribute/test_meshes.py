@@ -304,8 +304,7 @@ def test_a_step_compiled_ahead_of_time_takes_its_own_state(row: Row, spec: P) ->
 @pytest.mark.parametrize("storage", cells([curvax.cholesky, curvax.packed], of=2))
 def test_few_bits_on_explicit_axes(storage: Any) -> None:
     """The loops of their decompositions and reflectors."""
-    soap = curvax.soap(1e-3, side="left", storage=storage(min_elements=1))
-    assert_takes_its_own_state(soap, P())
+    assert_takes_its_own_state(curvax.soap(1e-3, storage=storage(min_elements=1)), P())
 
 
 def assert_takes_its_own_state(optimizer: Any, spec: P) -> None:
