@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import curvax
-from curvax.transforms.kronecker import _roots as _stored
 from curvax.transforms.linalg import _inverse_root as _roots
+from curvax.transforms.refresh import _methods
 from tests.cells import cells
 from tests.helpers import assert_close, at, program
 from tests.reference.shampoo_4bit import load, store
@@ -185,7 +185,7 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, mode, monkeypat
     def solved(a, *_):
         return _roots.Solved(2 * a, jnp.float32(0), jnp.bool_(False))
 
-    monkeypatch.setattr(_stored, "solve_root", solved)
+    monkeypatch.setattr(_methods, "solve_root", solved)
 
     def temporaries(storage, count):
         """In matrices."""
