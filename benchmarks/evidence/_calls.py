@@ -239,9 +239,10 @@ def drawn(suite: str, runs: Runs) -> Figure:
             name = call if len(call) < 20 else f"{call.partition('(')[0]}(…)"
             shown[name] = found.milliseconds / base, found.losses
     for (name, (time, losses)), color in zip(shown.items(), itertools.cycle(COLORS), strict=False):
-        axis.plot([time] * len(losses), losses, "o", color=color, alpha=0.5, mec="none")
+        seeds = {"alpha": 0.5, "mec": "none", "zorder": 4}  # above the labels
+        axis.plot([time] * len(losses), losses, "o", color=color, **seeds)
         axis.plot(time, np.mean(losses), "_", color=color, ms=24, mew=2)
-        at = {"xytext": (16, 0), "textcoords": "offset points", "va": "center"}
+        at = {"xytext": (28, 0), "textcoords": "offset points", "va": "center"}
         axis.annotate(name, (time, np.mean(losses)), **at, bbox={"fc": "white", "lw": 0, "pad": 1})
     axis.axhline(np.mean(tuned.losses), color="gray", lw=0.9, linestyle=":")
     axis.set_xlim(0.8, 1.25 * max(time for time, _ in shown.values()))

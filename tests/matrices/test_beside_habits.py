@@ -176,7 +176,7 @@ MatrixRule: mlp/(experts/gate_up_proj 4 8 32, experts/down_proj 4 16 8, router/w
     mlp/experts/{gate_up_proj,down_proj} 1.2
 MatrixRule: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, router/weight 4 8) ->
     mlp/experts/{gate_up_proj,down_proj} 2.1
-# Convolutions with a matrix for each frequency or relation, and what is no convolution
+# Convolutions with a matrix for each frequency or relation, and what is not a convolution
 ALL: fno/SpectralConv2d_0/weights1 16 32 8 8 -> fno/SpectralConv2d_0/weights1 0.1
 ALL: fno/spectral_conv/real_weights 16 32 8 -> fno/spectral_conv/real_weights 0.1
 MatrixRule FLAX keras equinox torch_layout: SpectralConv1d_0/weight 16 32 8 ->
