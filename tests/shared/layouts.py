@@ -37,6 +37,7 @@ class Layout(NamedTuple):
 
 BATCH, TWO = curvax.MatrixAxes(1, 2), curvax.MatrixAxes(2, 3)
 PARTS = curvax.MatrixAxes(0, 1, column_parts=(32, 16, 16))
+GROUPED = curvax.MatrixAxes(0, 1, column_parts=(32, 8, 8))
 HEADS, OUT = curvax.MatrixAxes(0, (1, 2)), curvax.MatrixAxes((0, 1), 2)
 
 
@@ -138,6 +139,19 @@ LAYOUTS = {
     "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
     "blocks along both sides": Layout(
         (2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 16}
+    ),
+    "blocks along both sides, cut": Layout(
+        (4, 2), several(8, (32, 64), P("x", "y")), {"block_size": 16}
+    ),
+    "blocks that do not divide": Layout((8,), several(8, (64, 80), P("x")), {"block_size": 30}),
+    "merged heads, three for four devices": Layout(
+        (2, 4), several(4, (32, 48), P("x", "y"), curvax.MatrixAxes(0, 1, column_heads=6))
+    ),
+    "grouped queries, keys and values in one": Layout(
+        (2, 4), several(5, (32, 48), P("x", "y"), GROUPED)
+    ),
+    "convolutions over their inputs": Layout(
+        (8,), several(8, (3, 3, 16, 32), P(None, None, "x"), curvax.MatrixAxes((0, 1, 2), 3))
     ),
     "MaxText, FSDP and experts": Layout((2, 4, 1), maxtext()),
     "Levanter, FSDP and tensor": Layout((2, 4), levanter()),

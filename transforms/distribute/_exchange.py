@@ -7,6 +7,7 @@ and on the way back its own tiles of the updates.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -63,19 +64,27 @@ class Exchange:
         self.mesh = {a: number([a]) for a in self.axes}
         every = [route for of_stack in routes.values() for route in of_stack]
         # Devices that have all matrices exchange nothing before the updates.
-        used = self.axes if any(route.inner + route.outer for route in every) else ()
-        self.parts = number(used)  # the rows of a matrix
-        self.routes = {k: [r._replace(used=used) for r in rs] for k, rs in routes.items()}
+        self.used = used = self.axes if any(sum(r.lies, ()) for r in every) else ()
+        least = max(number(used), *(route.divided(used).of_matrix for route in every))
+        self.routes = {k: [r.divided(used, least) for r in rs] for k, rs in routes.items()}
+        # The rows of a matrix, at most.
+        self.parts = max(r.of_matrix for of_stack in self.routes.values() for r in of_stack)
         self.lengths = {key: max(r.row_length for r in rs) for key, rs in self.routes.items()}
         self.first = {}  # for each matrix, the first of the routes that assemble alike
+        self.tiles = {}  # and its tiles
         self.begin, self.has, rows = {}, {}, 0  # a stack's first row, and the rows of each device
         for key, of_stack in self.routes.items():
             alike = [r.assembly for r in of_stack]
             firsts, counts = [*map(alike.index, alike)], [r.form.count for r in of_stack]
             self.first[key], self.begin[key] = np.repeat(firsts, counts), rows
+            self.tiles[key] = np.concatenate([r.tiles() for r in of_stack])
             starts = rows + np.cumsum([0, *counts]) * self.parts
-            ids = [i + r.ids() for i, r in zip(starts, of_stack, strict=False)]
+            ids = [r.ids(self.parts) for r in of_stack]
+            ids = [np.where(x < 0, x, i + x) for i, x in zip(starts, ids, strict=False)]
             self.has[key], rows = self._everywhere(np.concatenate(ids, 1)), starts[-1]
+        self.exist = np.zeros(rows, bool)  # whether anybody has a row
+        for has in self.has.values():
+            self.exist[has[has >= 0]] = True
         devices = np.arange(shares.devices)
         self.even, self.shared = {}, {}
         for key, n in shares.even.items():
@@ -114,23 +123,20 @@ class Exchange:
             shapes = {key: self.layout.stacks[key].shape[1:] for key in deal.places}
             of = {key: row[:, : m * n].reshape(-1, m, n) for key, (m, n) in shapes.items()}
             back.append((deal, self._returned(deal, of)))
-        parts: dict[str, list[tuple[Route, jax.Array]]] = {}
+        tiles: dict[str, Any] = {}
         for key, routes in self.routes.items():
             own = [(deal.ids, x[:, : self.lengths[key]]) for deal, x in back if key in deal.places]
             ids, rows = zip(*own, strict=True)
             x = self._pick(np.concatenate(ids, 1), self.has[key])(jnp.concatenate(rows))
             for idle, group in itertools.groupby(routes, key=lambda route: route.idle):
                 together = [*group]
-                ends = np.cumsum([route.rows for route in together])
+                ends = np.cumsum([route.count for route in together])
                 own, x = x[: ends[-1]], x[ends[-1] :]
                 own = jax.lax.all_gather(own, idle, axis=1) if idle else own
                 for route, of_array in zip(together, jnp.split(own, ends[:-1]), strict=True):
-                    parts.setdefault(route.form.parameter, []).append((route, route.part(of_array)))
-        tiles = {}
-        for name, of_array in parts.items():
-            routes, xs = zip(*sorted(of_array, key=lambda part: part[0].form.start), strict=True)
-            tiles[name] = routes[0].whole(xs).astype(like[name].dtype)
-        return tiles
+                    name, tile = route.form.parameter, route.tile_of_rows(of_array)
+                    tiles[name] = tiles[name] + tile if name in tiles else tile
+        return {name: tile.astype(like[name].dtype) for name, tile in tiles.items()}
 
     def _sent(self, deal: Deal, rows: Stacks) -> Stacks:
         """The device's matrices, as of each of the stacks."""
@@ -169,11 +175,14 @@ class Exchange:
         for i, (key, own) in enumerate(owners.items()):
             kinds[[*own]] = i
             ids = self.begin[key] + places[key][[*own], None] * self.parts
-            wants[[*own]] = ids + np.arange(self.parts)[:, None]
+            ids = ids + np.arange(self.parts)[:, None]
+            wants[[*own]] = np.where(self.exist[ids], ids, -1)
             has.append(self._own(self.has[key], wants[[*own]]))
             picks[key] = self._pick(self.has[key], has[-1])
         has, wants = np.concatenate(has, 1), wants.reshape(devices, -1)
-        spread = self._everywhere(np.unique(wants[wants >= 0]).reshape(-1, self.parts).T)
+        spread = np.unique(wants[wants >= 0])
+        spread = np.append(spread, np.full(-len(spread) % number(self.used), -1))
+        spread = self._everywhere(spread.reshape(-1, number(self.used)).T)
         there = Ways.best(self.mesh, has, wants, spread)
         ids = self._own(has, wants)
         return Deal(places, kinds, picks, there, Ways.best(self.mesh, wants, ids, spread), ids)
@@ -194,18 +203,25 @@ class Exchange:
             own = jnp.asarray(own)[device_index(self.axes)]
         return [(self.routes[key][i], own == i) for i in ways]
 
+    def _tiles(self, key: str, places: np.ndarray, side: int) -> jax.Array:
+        """The tiles that the device's matrices of a stack are of a side."""
+        return jnp.asarray(self.tiles[key][places, side])[device_index(self.axes)]
+
     def _matrices(self, key: str, x: jax.Array, places: np.ndarray) -> jax.Array:
         """Matrices of a stack from rows of all devices, each assembled in its way."""
         matrices: Any = None
+        tiles = functools.partial(self._tiles, key, places)
         for route, own in self._ways(key, places):
-            new = route.matrices(x)
+            new = route.matrices(x, tiles)
             matrices = new if matrices is None else jnp.where(own[:, None, None], new, matrices)
         return matrices
 
     def _rows(self, key: str, x: jax.Array, places: np.ndarray) -> jax.Array:
-        """The inverse of `_matrices`: `(devices, k, length)`."""
+        """The inverse of `_matrices`: `(parts, k, length)`."""
         rows: Any = None
+        tiles = functools.partial(self._tiles, key, places)
         for route, own in self._ways(key, places):
-            new = route.rows_of_matrices(x, self.lengths[key])
+            new = route.rows_of_matrices(x, self.lengths[key], tiles)
+            new = jnp.pad(new, ((0, self.parts - len(new)), (0, 0), (0, 0)))
             rows = new if rows is None else jnp.where(own[None, :, None], new, rows)
         return rows

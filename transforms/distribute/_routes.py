@@ -1,17 +1,17 @@
 """The way of one array's matrices from where it lies on a mesh to their owners, and back.
 
-Inside `shard_map` a device has a tile of an array. It cuts the tile into rows of numbers, so that
-arrays of different shapes and shardings have rows of one length: each matrix has as many rows as
-there are devices. Mesh axes along rows or columns divide each matrix, and a device has one row of
-it. Mesh axes along batch axes divide the matrices, and a device has more rows of fewer. Heads and
-blocks that a mesh axis cuts are made whole: the mesh axis moves to another axis of the array, if it
-divides one, or the array is gathered along it.
+Inside `shard_map` a device has a tile of an array, and in it pieces of matrices (`_cuts.py`). It
+cuts them into rows of numbers, so that arrays of different shapes and shardings have rows of one
+length: each matrix has as many rows as there are devices, or as it has pieces. Mesh axes along rows
+or columns divide each matrix, and a device has one row of it. Mesh axes along batch axes divide the
+matrices, and a device has more rows of fewer.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from ._cuts import Cut, cut_of, taken
 from ._meshes import as_axes
 
 Axes = tuple[str, ...]
@@ -28,15 +29,12 @@ Labels = tuple[tuple[Any, ...], ...]  # of the parts of axes
 
 
 class Stack(NamedTuple):
-    """The form of a stack `(N, m, n)`."""
+    """The form of a stack `(N, m, n)`, with what a `MatrixForm` has."""
 
     parameter: str
     shape: tuple[int, ...]
-    # What a `MatrixForm` has.
     permutation = (0, 1, 2)
     axes = ((0,), (1,), (2,))
-    cut = (False, False)
-    row_tiles = 1
     start = 0
 
     @property
@@ -44,211 +42,206 @@ class Stack(NamedTuple):
         return self.shape[0]
 
     @property
+    def rows(self) -> int:
+        return self.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[2]
+
+    @property
     def tile(self) -> tuple[int, ...]:
         return self.shape[1:]
 
-    def on_device(self, shape: tuple[int, ...]) -> Stack:
-        """The form of a device's part of the stack."""
-        return self._replace(shape=shape)
-
-    def to_matrices(self, x: jax.Array) -> jax.Array:
-        return x
-
-    uncut = to_matrices
-
-    def joined(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """The stack from its only part."""
-        return parts[0]
-
-
-class Move(NamedTuple):
-    """Mesh axes that leave an axis of a tile for another one; from none, or for none."""
-
-    axes: Axes
-    source: int | None
-    target: int | None
-
-    def there(self, x: jax.Array) -> jax.Array:
-        """A tile without its cut."""
-        return _moved(x, self.axes, self.source, self.target)
-
-    def back(self, x: jax.Array) -> jax.Array:
-        return _moved(x, self.axes, self.target, self.source)
-
 
 class Route(NamedTuple):
-    """How an array travels.
-
-    In a row of numbers, the axes of a matrix that a mesh axis divides come first, until matrices
-    are whole. If they came last, TPUs would pad the few columns that a device has of a matrix (to
-    0.8 GB of temporaries for 24 kernels of LLaMA-1B on 256 of them).
-    """
+    """How an array travels."""
 
     form: Form
-    tile: Form  # of the array on one device after the moves
-    moves: tuple[Move, ...]
-    batch: tuple[Axes, ...]  # the mesh axes along each axis of the batch, and heads or blocks
-    order: tuple[int, ...]  # of the axes of a matrix in a row
-    sides: tuple[Axes, ...]  # in this order, the mesh axes along each
-    local: tuple[int, ...]  # and its length on one device
+    lies: tuple[Axes, ...]  # the mesh axes along each axis of the array
+    cuts: tuple[Cut, Cut]  # of rows and columns
     used: Axes = ()  # the mesh axes that divide it or an array that travels with it
+    each: int = 1  # how many rows a device has of a piece, at least
 
     @classmethod
     def of(cls, form: Form, spec: P, axes: Axes) -> Route:
         """The route of an array that lies like this, on devices along some mesh axes."""
         entries = (*spec, *[None] * (len(form.shape) - len(spec)))
-        placed = [tuple(a for a in as_axes(entry) if number([a]) > 1) for entry in entries]
-        shape = [n // number(axes) for n, axes in zip(form.shape, placed, strict=True)]
-        batch, *sides = form.axes
-        uncut = [*batch, *(axis for i in (0, 1) if not form.cut[i] for axis in sides[i])]
-        cut = [(i, axis) for i in (0, 1) if form.cut[i] for axis in sides[i]]
-        moves, tiles, leaving = [], [(), ()], []
-        for i, axis in cut:
-            if placed[axis] and sides[i] == (axis,) and form.cuts_evenly(i, shape[axis]):
-                tiles[i] = placed[axis]  # a device has whole heads or blocks, as of a batch
-            elif placed[axis]:
-                leaving.append((axis, placed[axis]))
-        # Mesh axes along which the array is whole divide it first, so that less moves.
-        idle = [(None, (a,)) for a in axes if leaving and a not in sum(placed, ())]
-        for source, places in [*idle, *leaving]:
-            size = number(places)
-            # Rather not along a batch axis, where a device would have parts of fewer matrices.
-            others = [other for other in uncut if shape[other] % size == 0]
-            target = max(others, key=lambda x: (x not in batch, shape[x]), default=None)
-            if source is not None:
-                shape[source], placed[source] = shape[source] * size, ()
-            if target is not None:
-                shape[target], placed[target] = shape[target] // size, placed[target] + places
-            if source != target:
-                moves.append(Move(places, source, target))
-        tile, along, local = form.on_device(tuple(shape)), [], []
-        for side, is_cut, size in zip(sides, form.cut, tile.tile, strict=True):
-            along += [()] if is_cut else [placed[axis] for axis in side]
-            local += [size] if is_cut else [shape[axis] for axis in side]
-        order = sorted(range(len(along)), key=lambda i: not along[i])
-        along, local = (tuple(x[i] for i in order) for x in (along, local))
-        along_batch = (*(placed[axis] for axis in batch), *tiles)
-        return cls(form, tile, (*moves,), along_batch, (*order,), along, local)
+        lies = tuple(tuple(a for a in as_axes(entry) if number([a]) > 1) for entry in entries)
+
+        def cut(side: int, *tiles: int) -> Cut:
+            lengths = tuple(form.shape[axis] for axis in form.axes[side])
+            return cut_of(lengths, tuple(number(lies[axis]) for axis in form.axes[side]), *tiles)
+
+        rows = cut(1, 0, form.rows, form.tile[0])
+        return cls(form, lies, (rows, cut(2, form.start, form.columns, form.tile[1])))
+
+    def divided(self, used: Axes, least: int = 1) -> Route:
+        """The route where matrices have so many rows at least, and devices along `used` parts."""
+        route = self._replace(used=used, each=1)
+        return route._replace(each=-(-least // route.of_matrix))
 
     @property
-    def inner(self) -> Axes:
-        """The mesh axes that divide each matrix."""
-        return sum(self.sides, ())
-
-    @property
-    def outer(self) -> Axes:
-        """The mesh axes that divide the matrices."""
-        return sum(self.batch, ())
+    def along(self) -> tuple[Axes, ...]:
+        """The mesh axes along the batch, the rows and the columns."""
+        return tuple(sum((self.lies[axis] for axis in side), ()) for side in self.form.axes)
 
     @property
     def idle(self) -> Axes:
         """The mesh axes along which the array is whole, but others are not."""
-        return tuple(a for a in self.used if a not in self.inner + self.outer)
+        return tuple(a for a in self.used if a not in sum(self.lies, ()))
 
     @property
-    def chunks(self) -> Axes:
-        """The mesh axes that divide a matrix's part on one device once more."""
-        return self.outer + self.idle
+    def split(self) -> int:
+        """Into how many rows a piece is cut."""
+        return number(self.idle) * self.each
+
+    @property
+    def of_matrix(self) -> int:
+        """The number of rows of a matrix."""
+        return math.prod(cut.number for cut in self.cuts) * self.split
 
     @property
     def row_length(self) -> int:
         """The least length of a row."""
-        return -(-math.prod(self.local) // number(self.chunks))
+        return -(-math.prod(cut.width for cut in self.cuts) // self.split)
+
+    @property
+    def count(self) -> int:
+        """The number of a device's rows."""
+        pieces = math.prod(cut.of_parts.shape[1] for cut in self.cuts)
+        return self._sizes[0] * pieces * self.each
 
     @property
     def assembly(self) -> Any:
         """What two routes have in common that make matrices from rows in the same way."""
-        return self.order, self.sides, self.local, self.chunks
+        return [cut.key for cut in self.cuts], self._order, self.each
 
     @property
-    def rows(self) -> int:
-        """The number of a device's rows."""
-        return self.tile.count * number(self.outer)
+    def _tile(self) -> list[int]:
+        """The shape of a device's tile, its axes in the order of matrices."""
+        return [self.form.shape[i] // number(self.lies[i]) for i in self.form.permutation]
 
-    def ids(self) -> np.ndarray:
-        """The numbers of the rows that each device has, `(used devices, rows)`.
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The size of a device's batch, and its numbers of rows and columns."""
+        shape = dict(zip(self.form.permutation, self._tile, strict=True))
+        return tuple(math.prod(shape[axis] for axis in side) for side in self.form.axes)
 
-        A matrix has a row per used device; their numbers follow each other.
+    @property
+    def _order(self) -> tuple[Labels, Labels, dict[int, int]]:
+        """A matrix's rows by pieces along its sides and rows of a piece, and one after the other.
+
+        One after the other they are in the order of devices, where tiles have as much of each.
         """
-        outer, (apart, together) = self.outer, _labels(self.batch)
-        others = tuple(a for a in self.used if a not in outer)
-        devices = regrouped(np.arange(number(self.used)), (self.used,), (outer, others))
-        matrices = np.arange(self.form.count).reshape(_batch(self.form))
-        matrices = regrouped(matrices, together, (outer, *apart)).reshape(len(devices), -1)
-        ids = np.empty((devices.size, matrices.shape[1], len(devices)), int)
-        ids[devices] = matrices[:, None, :, None] * devices.size + devices.T[None, :, None]
-        return ids.reshape(devices.size, -1)
+        pairs = zip(self.along[1:], self.cuts, strict=True)
+        rows, columns = (axes if cut.together else () for axes, cut in pairs)
+        apart = (*rows, 0), (*columns, 1), (*self.idle, 2)
+        devices = (a for a in self.used if a in (*rows, *columns, *self.idle))
+        numbers = *(cut.number for cut in self.cuts), self.split
+        sizes = {i: n // number(apart[i][:-1]) for i, n in enumerate(numbers)}
+        return apart, ((*devices, 0, 1, 2),), sizes
+
+    def tiles(self) -> np.ndarray:
+        """Which tile of the rows each matrix is, and which of the columns: `(count, 2)`."""
+        rows, columns = (len(cut.whole) for cut in self.cuts)
+        places = np.arange(self.form.count)
+        return np.stack([places // columns % rows, places % columns], 1)
+
+    def ids(self, parts: int) -> np.ndarray:
+        """The numbers of the rows that each device has, `(used devices, rows)`; -1 for none.
+
+        Each matrix has so many numbers, which follow each other.
+        """
+        (rows, in_rows), (columns, in_columns) = (
+            np.moveaxis(cut.of_parts, -1, 0) for cut in self.cuts
+        )
+        axes, (batch, *sides) = self.form.axes[0], self.along
+        shape = [self.form.shape[axis] for axis in axes]
+        apart = tuple((*self.lies[axis], i) for i, axis in enumerate(axes))
+        first = np.arange(math.prod(shape)).reshape(shape)
+        first = regrouped(first, apart, (batch, (*range(len(axes)),)))
+        height, width = (len(cut.whole) for cut in self.cuts)
+        matrices = np.add.outer(first * height * width, np.add.outer(rows * width, columns))
+        apart, together, sizes = self._order
+        row = regrouped(np.arange(self.of_matrix), together, apart, sizes)
+        ids = matrices[..., None] * parts + row[in_rows][:, :, in_columns]
+        ids[:, :, np.logical_or.outer(rows < 0, columns < 0)] = -1
+        by_device = batch, (0,), sides[0], (1,), sides[1], (2,), (*self.idle, 3)
+        return regrouped(ids, by_device, (self.used, (0, 1, 2, 3)))
 
     def rows_of_tile(self, x: jax.Array, length: int) -> jax.Array:
         """The device's rows `(count, length)`, from its tile of the array."""
-        for move in self.moves:
-            x = move.there(x)
-        x = self._turned(self.tile.to_matrices(x), self.local)
-        x = padded(x.reshape(len(x), -1), number(self.chunks) * length)
-        return device_part(x.reshape(-1, number(self.idle), length), self.idle, 1)[:, 0]
+        x = x.transpose(self.form.permutation).reshape(self._sizes)
+        for i, (cut, axes) in enumerate(zip(self.cuts, self.along[1:], strict=True), 1):
+            x = taken(x, cut.there, functools.partial(device_index, axes), i)
+        x = padded(self._pieces(x), self.split * length)
+        x = x.reshape(-1, number(self.idle), self.each * length)
+        return device_part(x, self.idle, 1).reshape(-1, length)
 
-    def part(self, rows: jax.Array) -> jax.Array:
-        """The inverse: the form's part `(batch, rows, columns)` of the device's tile.
+    def tile_of_rows(self, rows: jax.Array) -> jax.Array:
+        """The inverse: the device's tile, with zeros where it is not of the form.
 
         It needs the rows of all devices along idle axes, `(count, devices, length)`.
         """
-        x = rows.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
-        x = self._turned_back(x.reshape(len(x), *self.local))
-        return self.tile.uncut(x.reshape(-1, *self.tile.tile))
+        pieces = (cut.of_parts.shape[1] for cut in self.cuts)
+        x = rows.reshape(-1, self.each, number(self.idle), rows.shape[-1]).swapaxes(1, 2)
+        x = self._joined(x.reshape(self._sizes[0], *pieces, -1))
+        for i, (cut, axes) in enumerate(zip(self.cuts, self.along[1:], strict=True), 1):
+            x = taken(x, cut.home, functools.partial(device_index, axes), i)
+        return x.reshape(self._tile).transpose(np.argsort(self.form.permutation))
 
-    def whole(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """The device's tile of the array as it lies, from all its parts."""
-        x = self.tile.joined(parts)
-        for move in reversed(self.moves):
-            x = move.back(x)
-        return x
+    def matrices(self, x: jax.Array, tiles: Callable[[int], Any]) -> jax.Array:
+        """Matrices `(k, m, n)` from all their rows `(rows, k, length)`.
 
-    def matrices(self, x: jax.Array) -> jax.Array:
-        """Matrices `(k, m, n)` from the parts that all devices have of them `(…, k, length)`."""
-        apart, together = _labels(self.sides)
-        whole = (self.inner, (-1,), (*self.chunks, -2))
-        x = regrouped(x, (self.used, (-1,), (-2,)), whole)
-        x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self.local)
-        x = regrouped(x, (self.inner, (-1,), *apart), ((-1,), *together))
-        x = self._turned_back(x).reshape(len(x), *self.form.tile)
+        `tiles(side)` are the tiles that the matrices are of a side.
+        """
+        apart, together, sizes = self._order
+        x = jnp.moveaxis(regrouped(x[: self.of_matrix], together, apart, sizes), 3, 0)
+        x = self._joined(x.reshape(*x.shape[:3], -1))
+        for i, cut in enumerate(self.cuts):
+            x = taken(x, cut.whole, functools.partial(tiles, i), i + 1)
         # XLA would leave them turned, and sum in another order than on one device.
         return jax.lax.optimization_barrier(x)
 
-    def rows_of_matrices(self, x: jax.Array, length: int) -> jax.Array:
-        """The inverse of `matrices`: `(devices, k, length)`."""
-        apart, together = _labels(self.sides)
-        pairs = zip(self.local, self.sides, strict=True)
-        x = self._turned(x, [n * number(axes) for n, axes in pairs])
-        x = regrouped(x, ((-1,), *together), (self.inner, (-1,), *apart))
-        x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks) * length)
-        whole = (self.inner, (-1,), (*self.chunks, -2))
-        return regrouped(x, whole, (self.used, (-1,), (-2,)))
+    def rows_of_matrices(self, x: jax.Array, length: int, tiles: Callable[[int], Any]) -> jax.Array:
+        """The inverse of `matrices`."""
+        for i, cut in enumerate(self.cuts):
+            x = taken(x, cut.back, functools.partial(tiles, i), i + 1)
+        x = padded(self._pieces(x), self.split * length)
+        x = jnp.moveaxis(x.reshape(*x.shape[:3], -1, length), 0, 3)
+        apart, together, sizes = self._order
+        return regrouped(x, apart, together, sizes)
 
-    def _turned(self, x: jax.Array, lengths: Sequence[int]) -> jax.Array:
-        """Matrices in the order of a row, in which their axes have these lengths."""
-        x = x.reshape(len(x), *(lengths[i] for i in np.argsort(self.order)))
-        return x.transpose(0, *(1 + i for i in self.order))
+    def _pieces(self, x: jax.Array) -> jax.Array:
+        """Pieces `(k, along rows, along columns, numbers)` of `x`, `(k, rows, columns)`.
 
-    def _turned_back(self, x: jax.Array) -> jax.Array:
-        return x.transpose(0, *(1 + int(i) for i in np.argsort(self.order)))
+        Columns come first in a piece if only they are divided. If they came last, TPUs would pad
+        the few columns that a device has of a matrix (to 0.8 GB of temporaries for 24 kernels of
+        LLaMA-1B on 256 of them).
+        """
+        (k, m, n), (rows, columns) = x.shape, (cut.width for cut in self.cuts)
+        if self._turned:
+            x = x.reshape(k, m // rows, rows, n).swapaxes(2, 3)
+            return x.reshape(k, m // rows, n // columns, columns * rows)
+        x = x.reshape(k, m // rows, rows, n // columns, columns).swapaxes(2, 3)
+        return x.reshape(*x.shape[:3], rows * columns)
 
+    def _joined(self, x: jax.Array) -> jax.Array:
+        """The inverse of `_pieces`; there may be more numbers."""
+        rows, columns = (cut.width for cut in self.cuts)
+        k, m, n, _ = x.shape
+        x = x[..., : rows * columns]
+        if self._turned:
+            x = x.reshape(k, m, n * columns, rows).swapaxes(2, 3)
+        else:
+            x = x.reshape(k, m, n, rows, columns).swapaxes(2, 3)
+        return x.reshape(k, m * rows, n * columns)
 
-def _moved(x: jax.Array, axes: Axes, source: Any, target: Any) -> jax.Array:
-    if source is None:
-        return device_part(x, axes, target)
-    if target is None:
-        return jax.lax.all_gather(x, axes, axis=source, tiled=True)
-    return jax.lax.all_to_all(x, axes, target, source, tiled=True)
-
-
-def _batch(form: Form) -> tuple[int, ...]:
-    """The axes of the matrices of an array: of the batch, and heads or blocks of both sides."""
-    return (*(form.shape[axis] for axis in form.axes[0]), form.row_tiles, -1)
-
-
-def _labels(places: Sequence[Axes]) -> tuple[Labels, Labels]:
-    """For `regrouped`: axes without the mesh axes along them, and with them."""
-    return tuple((i,) for i in range(len(places))), tuple((*a, i) for i, a in enumerate(places))
+    @property
+    def _turned(self) -> bool:
+        rows, columns = (cut.number for cut in self.cuts)
+        return rows == 1 < columns
 
 
 def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
@@ -291,14 +284,16 @@ def padded(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def regrouped(x: Any, before: Labels, after: Labels) -> Any:
+def regrouped(x: Any, before: Labels, after: Labels, sizes: Mapping[int, int] = {}) -> Any:
     """Splits the first axes of `x` into parts, and merges these in another order.
 
-    `before` and `after` are the parts of each axis: mesh axes, and a number for all else.
+    `before` and `after` are the parts of each axis: mesh axes, and a number for all else, whose
+    size has to be given where an axis has several of them.
     """
     lengths: dict[Any, int] = {}
     for n, parts in zip(x.shape, before, strict=False):
-        along = {a: number([a]) for a in parts if isinstance(a, str)}
+        along = {a: number([a]) if isinstance(a, str) else sizes.get(a) for a in parts}
+        along = {a: size for a, size in along.items() if size}
         lengths |= {a: along.get(a, n // math.prod(along.values())) for a in parts}
     order, last = [[*lengths].index(a) for parts in after for a in parts], x.shape[len(before) :]
     x = x.reshape((*lengths.values(), *last))

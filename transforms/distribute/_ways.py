@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._cuts import ranks
 from ._routes import Axes, device_index
 
 Pairs = tuple[tuple[int, int], ...]  # of devices: from, to
@@ -82,7 +83,7 @@ class Ways:
         self.sender, self.row = np.divmod(found, has.shape[1])
         self.sender = np.where(self.known, self.sender, -1)
         self.getter = np.tile(np.arange(len(has))[:, None], wants.shape[1])
-        self.rank = np.where(self.known, _ranks(self.sender), 0)  # among those of one sender
+        self.rank = np.where(self.known, ranks(self.sender), 0)  # among those of one sender
         self.counts = np.zeros((len(has), len(has)), int)  # from, to
         np.add.at(self.counts, (self.sender[self.known], self.getter[self.known]), 1)
 
@@ -152,16 +153,6 @@ def listed(tables: Sequence[np.ndarray]) -> np.ndarray:
     for i, row in enumerate(tables):
         found[i, : len(row)] = row
     return found
-
-
-def _ranks(x: np.ndarray) -> np.ndarray:
-    """The number of equal entries before each, row by row."""
-    order = np.argsort(x, axis=1, kind="stable")
-    ordered, places = np.take_along_axis(x, order, 1), np.arange(x.shape[1])
-    begins = np.where(np.diff(ordered, axis=1, prepend=-2) != 0, places, 0)
-    ranks = np.empty_like(order)
-    np.put_along_axis(ranks, order, places - np.maximum.accumulate(begins, axis=1), 1)
-    return ranks
 
 
 def _turns(left: np.ndarray) -> Iterator[np.ndarray]:

@@ -237,34 +237,6 @@ class MatrixForm:
         order = self.permutation
         return order[:first], order[first:second], order[second:]
 
-    @property
-    def cut(self) -> tuple[bool, bool]:
-        """Whether a matrix has fewer rows than the parameter, and whether it has fewer columns."""
-        return self.row_tiles > 1, self.column_tiles > 1 or self.is_part
-
-    def on_device(self, shape: tuple[int, ...]) -> MatrixForm:
-        """The form of a device's tile of the parameter, with whole heads or blocks."""
-        batch, rows, columns = (math.prod(shape[axis] for axis in side) for side in self.axes)
-        columns = self.columns if self.is_part else columns
-        m, n = (
-            size if cut else length
-            for size, cut, length in zip(self.tile, self.cut, (rows, columns), strict=True)
-        )
-        return dataclasses.replace(
-            self,
-            shape=shape,
-            batch=batch,
-            rows=rows,
-            columns=columns,
-            row_tiles=-(-rows // m),
-            column_tiles=-(-columns // n),
-            tile=(m, n),
-        )
-
-    def cuts_evenly(self, side: int, length: int) -> bool:
-        """Whether a part of so many rows (of columns: side 1) consists of whole tiles."""
-        return length % self.tile[side] == 0 and not (side == 1 and self.is_part)
-
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
         x = x.transpose(self.permutation).reshape(self.batch, self.rows, self.all_columns)
