@@ -222,10 +222,10 @@ class Route(NamedTuple):
         """
         (k, m, n), (rows, columns) = x.shape, (cut.width for cut in self.cuts)
         if self._turned:
-            x = x.reshape(k, m // rows, rows, n).swapaxes(2, 3)
-            return x.reshape(k, m // rows, n // columns, columns * rows)
-        x = x.reshape(k, m // rows, rows, n // columns, columns).swapaxes(2, 3)
-        return x.reshape(*x.shape[:3], rows * columns)
+            x = x.reshape(-1, rows, n).swapaxes(1, 2)
+        else:
+            x = x.reshape(-1, rows, n // columns, columns).swapaxes(1, 2)
+        return x.reshape(k, m // rows, n // columns, rows * columns)
 
     def _joined(self, x: jax.Array) -> jax.Array:
         """The inverse of `_pieces`; there may be more numbers."""
@@ -233,9 +233,9 @@ class Route(NamedTuple):
         k, m, n, _ = x.shape
         x = x[..., : rows * columns]
         if self._turned:
-            x = x.reshape(k, m, n * columns, rows).swapaxes(2, 3)
+            x = x.reshape(-1, n * columns, rows).swapaxes(1, 2)
         else:
-            x = x.reshape(k, m, n, rows, columns).swapaxes(2, 3)
+            x = x.reshape(-1, n, rows, columns).swapaxes(1, 2)
         return x.reshape(k, m * rows, n * columns)
 
     @property
