@@ -48,10 +48,12 @@ class Groups(NamedTuple):
             return 1
         most = max(1, min(batch, self.numbers // numbers))
         size = max(i for i in range(1, most + 1) if batch % i == 0)
-        large = numbers >= self.large
-        least = min(about or self.least, self.least) if about or large else 1
-        start = about or (self.enough if large else None) or size
-        size = next((i for i in range(start, size) if batch % i == 0), size)
+        least = self.least if numbers >= self.large else 1
+        if about is not None:
+            least = min(about, self.least)
+        elif numbers >= self.large:
+            about = self.enough
+        size = next((i for i in range(about or size, size) if batch % i == 0), size)
         return 1 if size < least else size
 
 
