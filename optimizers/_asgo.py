@@ -113,8 +113,8 @@ def asgo(
 
     State per `m × n` matrix: `mn` for the momentum, in the eigenbasis of the factor, and
     `2 min(m, n)² + min(m, n)` for factor, basis and eigenvalues. Work per step:
-    `6mn · min(m, n)` FLOPs; per refresh one eigendecomposition of order `min(m, n)` on CPUs, and
-    elsewhere `12 min(m, n)³` FLOPs for each of one or two rotations.
+    `6mn · min(m, n)` FLOPs; per refresh `2mn · min(m, n)`, and one eigendecomposition of order
+    `min(m, n)` on CPUs, elsewhere `12 min(m, n)³` for each of two to six rotations.
 
     Relations, each with a test of the same name: `variant="from_momentum"` with `b2 = 0`,
     `eps = 0` and `refresh = 1` is exact Muon without Nesterov; transposing a non-square gradient

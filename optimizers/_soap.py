@@ -125,8 +125,9 @@ def soap(
 
     The factors are kept in their bases, :math:`U_L^\top L U_L`, and a refresh turns both: in
     programs for CPUs to the eigenvectors, by a decomposition, and in programs for GPUs and TPUs by
-    rotations, which follow the factors by products alone until one is short
-    (transforms/linalg/_turns.py). Momentum turns along, `v` stays. A checkpoint moves between them.
+    rotations, which follow the factors by products alone until one is short. Momentum turns along,
+    `v` stays. A checkpoint moves between them. transforms/kronecker/_eigenbasis.py tells a step
+    with a refresh in order, transforms/linalg/_turns.py has its formulas and the loop of rotations.
 
     State per `m × n` matrix: `2mn + 2m² + 2n²` numbers, without the square of a side above
     `max_order`. Work between refreshes: `6mn(m + n)` FLOPs; a refresh has `12(m³ + n³)` for each

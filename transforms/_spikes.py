@@ -98,6 +98,7 @@ def skip_spikes(
     inner = as_transformation("inner", inner)
     of_matrices = unit == "matrix"
 
+    # Trees, not `each_array`: `inner` takes one whole, and "parameter" judges all leaves at once.
     def norms(tree: Any) -> Any:
         if of_matrices:
             return jax.tree.map(_frobenius_norm, tree)

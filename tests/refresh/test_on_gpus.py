@@ -101,6 +101,19 @@ def test_what_takes_turns_together_is_decomposed_at_once(
     assert max(decomposed(program(transformation, "cuda", stack))) == at_once
 
 
+def test_rotations_take_groups_of_one_size_from_stacks_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each size is products that XLA compiles. The moments of wide matrices count, not squares."""
+    monkeypatch.setattr(_loops, "ROTATED", _loops.Groups(4 * 8 * 20, large=1, enough=2))
+    shapes = {"first": (4, 8, 12), "second": (2, 8, 20)}
+    stacks = {name: jax.ShapeDtypeStruct(x, jnp.float32) for name, x in shapes.items()}
+    transformation = curvax.in_eigenbasis(ADAM, side="left", **EVERY)
+    product = r"dot_general .*: \(tensor<([\dx]*)8x8xf32>, tensor<\1?8x8xf32>\)"
+    for platform, groups in (("cuda", {"2x"}), ("tpu", {""})):
+        assert {*re.findall(product, program(transformation, platform, stacks))} == groups
+
+
 @pytest.mark.parametrize("number", [LEAST - 1, LEAST])
 def test_orthogonal_iterations_go_at_once_by_panels(number: int) -> None:
     """A batched QR of cuSOLVER takes longer than a loop of single ones."""
@@ -177,7 +190,8 @@ def test_matrices_visited_at_once_are_those_one_by_one(
         return vmap(f, *args, **how)
 
     order = SHAPE[0] if loop == "VISITED" else max(SHAPE)
-    monkeypatch.setattr(_loops, loop, _loops.Groups(most * order**2))
+    for groups in (loop, "ROTATED"):
+        monkeypatch.setattr(_loops, groups, _loops.Groups(most * order**2))
     monkeypatch.setattr(_qr, "MANY", 2)
     loops_of("gpu", monkeypatch)
     monkeypatch.setattr(_loops.jax, "vmap", noted)

@@ -35,8 +35,9 @@ $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
    side. If $H$ is not finite then, the side keeps what it had (`rejected`).
 5. $f$ takes $X$ in the new bases, and its direction goes back, $U_L f(X)\, U_R^\top$.
 
-Programs for GPUs differ in a step's default precision, TF32, and refresh several small matrices at
-once. In programs for CPUs $T$ has the eigenvectors of $H$, and all products are in float32.
+Programs for GPUs differ in a step's default precision, TF32, and turn several matrices at once, up
+to the last rotation of the last (`linalg/_loops.py`). In programs for CPUs $T$ has the eigenvectors
+of $H$, and all products are in float32.
 
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second

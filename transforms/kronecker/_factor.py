@@ -223,12 +223,13 @@ class SideRule(abc.ABC):
 
         return each_side(averaged, factors, sources)
 
-    def refreshing(self, side: Side, x: Any) -> Refreshing:
+    def refreshing(self, side: Side, x: Any, *, rotates: bool = False) -> Refreshing:
         """What it takes to refresh one side of a matrix of `x (..., m, n)`."""
         order = side.order(x)
+        numbers = max(order**2, math.prod(x.shape[-2:])) if rotates else self.largest(side, x) ** 2
         # A policy that examines matrices refreshes few: at once they would all be refreshed.
         alone = self.policy.examines is not None or self.storage.decodes_singly(order)
-        return Refreshing(float(order) ** 3, None if alone else self.largest(side, x) ** 2)
+        return Refreshing(float(order) ** 3, None if alone else numbers)
 
     def refreshed(
         self, g: jax.Array, factors: Pair, moments: Moments, count: jax.Array
@@ -257,7 +258,8 @@ class SideRule(abc.ABC):
                         factor,
                         asked=count > 0,
                         among=among,
-                        numbers=self.refreshing(side, g).numbers,
+                        numbers=self.refreshing(side, g, rotates=method.rotates).numbers,
+                        rotates=method.rotates,
                     )
             refreshed, moments = entry
             renewed[i] = refreshed._replace(phase=factor.phase)

@@ -5,7 +5,7 @@
 | `each_matrix`: a decomposition | one by one | all at once | one by one |
 | `in_turn`, `visit_all`: products | all at once | all at once | one by one |
 | `visit_all`: arrays in few bits | one by one | in groups, `VISITED` | one by one |
-| `visit_due`: refreshes | one by one | in groups, `REFRESHED` | one by one |
+| `visit_due`: refreshes | one by one | in groups, `REFRESHED`, `ROTATED` | one by one |
 | `at_most_once`: rare work | a loop of 0 or 1 round | the same | the same |
 | `alone`: a layer's update | a loop of 1 round | as it is | as it is |
 
@@ -36,20 +36,25 @@ class Groups(NamedTuple):
     numbers: int  # that the matrices of a group have at most
     large: float = math.inf  # matrices with so many go alone if there would be fewer than `least`
     least: int = 1
+    enough: int | None = None  # of large ones, if the groups of many stacks may have one size
 
     def size(self, batch: int, numbers: int | None, about: int | None = None) -> int:
         """Of the groups of a batch, for matrices with so many `numbers`; 1 for `None`.
 
         The largest; or the smallest from `about` on, if there is one, and 1 for less than `least`.
+        Of large matrices `about` is `enough` by default.
         """
         if numbers is None:
             return 1
         most = max(1, min(batch, self.numbers // numbers))
         size = max(i for i in range(1, most + 1) if batch % i == 0)
-        if about is None:
-            return 1 if numbers >= self.large and size < self.least else size
-        size = next((i for i in range(about, size) if batch % i == 0), size)
-        return 1 if size < min(about, self.least) else size
+        least = self.least if numbers >= self.large else 1
+        if about is not None:
+            least = min(about, self.least)
+        elif numbers >= self.large:
+            about = self.enough
+        size = next((i for i in range(about or size, size) if batch % i == 0), size)
+        return 1 if size < least else size
 
 
 VISITED = Groups(2**25)
@@ -57,6 +62,9 @@ VISITED = Groups(2**25)
 
 REFRESHED = Groups(2**24, large=2**17, least=8)
 """256 matrices of order 256, 28 of order 768, 16 of order 1024; from order 363 on at least 8."""
+
+ROTATED = Groups(2**25, large=2**17, least=8, enough=12)
+"""Of large ones a dozen: stacks of several heights share kernels then (`docs/xla.md`, "GPUs")."""
 
 
 def each_matrix(

@@ -44,6 +44,7 @@ def refresh_due(
     asked: Any = True,
     among: Any = True,
     numbers: int | None = None,
+    rotates: bool = False,
 ) -> Any:
     """Refreshes the matrices of a batch that are due, in the loops of `visit_due`.
 
@@ -51,12 +52,13 @@ def refresh_due(
     from 1, and `numbers` that of a `Refreshing`. `state` counts the refreshes and has the phases of
     `phases_of`: what was always rejected so far, such as a statistic of zeros, is tried again at
     every step. `asked`, bool or bool (size,), says whether what is due is refreshed, and `among`,
-    alike, which matrices may be refreshed at all.
+    alike, which matrices may be refreshed at all. `rotates`: GPUs decompose nothing.
     """
     size, phase = math.prod(batch), state.phase
     due = schedule.due(count) if phase is None else schedule.due(count, phase.reshape(-1))
     due = (jnp.broadcast_to(due, size) & asked | untried(state).reshape(-1)) & among
-    group = _loops.REFRESHED.size(size, numbers, schedule.together)
+    groups = _loops.ROTATED if rotates and not schedule.stagger else _loops.REFRESHED
+    group = groups.size(size, numbers, schedule.together)
     return visit_due(visit, entry, batch, due, group, inputs)
 
 

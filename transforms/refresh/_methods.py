@@ -21,6 +21,7 @@ class RefreshMethod(Value):
     """The type of `method=` of `precondition`: turns a basis, or solves for a root to store."""
 
     level = "float32"  # of statistics' and refreshes' products by default
+    rotates = False  # in programs for GPUs, which then decompose nothing
 
     def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
         """The methods of a refresh, and which matrices each takes: bool (size,), or all.
@@ -48,7 +49,7 @@ class BasisMethod(RefreshMethod):
 class ByDefault(BasisMethod):
     """Exact on CPUs, rotations on GPUs and TPUs: decided by the platform of the program."""
 
-    level = HALVES
+    level, rotates = HALVES, True
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         return _turns.by_default(u, h, short)
@@ -81,7 +82,7 @@ class Rotations(BasisMethod):
     """See `rotations`."""
 
     most: int = _turns.ROTATIONS
-    level = HALVES
+    level, rotates = HALVES, True
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         return _turns.by_rotations(u, h, self.most, short)
