@@ -57,9 +57,6 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     Starts from the row sums of `|a|`, which have a component along the leading eigenvector unless
     it cancels exactly. The relative error of the Rayleigh quotient is about
     `(λ₂/λ₁)^(2·iterations)`. A zero matrix gives zero.
-
-    Raises:
-      ValueError: if `iterations` is not a positive integer.
     """
 
     def power_step(_: jax.Array, v: jax.Array) -> jax.Array:
@@ -88,8 +85,8 @@ class _Newton(NamedTuple):
 def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
     """`a^(-1/root)` for positive definite `a (n, n)`.
 
-    From the second step on `M ⪯ I`, whose largest difference from `I` can only fall, so growth by
-    more than a fifth is rounding error; the previous iterate is returned.
+    From the second step on `M ⪯ I`, so that growth of its largest difference from `I` by more than
+    a fifth is rounding error; the previous iterate is returned.
     """
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     z = (1 + root) / (2 * _norm_bound(a))
@@ -227,9 +224,8 @@ def root_by_iteration(
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
-    Both the damping in the mode "relative" and the `floor`, for damping that is rounding noise, are
-    multiples of the largest eigenvalue, as `power_iteration` finds it. With `rows` the root is what
-    these steps of Newton-Schulz leave of it.
+    "relative" damping and the `floor`, for damping that is rounding noise, are multiples of the
+    largest eigenvalue. With `rows` the root is what these steps of Newton-Schulz leave of it.
     """
     eye, largest = jnp.eye(a.shape[-1], dtype=a.dtype), power_iteration(a)
     added = damping * (largest if mode == "relative" else 1)

@@ -91,6 +91,11 @@ def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
 
+def divided(a: jax.typing.ArrayLike, b: jax.Array) -> jax.Array:
+    """`a / b`, and 0 where `b` is 0; NaN where `b` is NaN."""
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+
+
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """Those of the matrices of `x` and `y (..., m, n)`: `(..., 1, 1)`."""
     return jnp.sum(x * y, axis=(-2, -1), keepdims=True)

@@ -17,9 +17,8 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 errors in the null space; the others work in float32 at least, one matrix after the other. A zero
 matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their
 products with `X`: they iterate on its Gram matrix, which is then computed anew (Gram Newton-Schulz,
-Zhang et al., 2026). Without a restart the error of five iterations in bfloat16 is above 1; with it
-0.03 for a Gaussian matrix and up to 0.2 for singular values from 1 to 1e-4, as with one iteration
-at a time (float16: 0.004 and 0.02; float32: 2e-6 and 2e-5; `tests/linalg/test_polar.py`).
+Zhang et al., 2026). Without this restart the error of five iterations in bfloat16 is above 1; with
+it, it is that of one iteration at a time (`tests/linalg/test_polar.py`).
 
 *Several devices.* Inside `shard_map` the devices of `axis_name` divide products
 (`_by_products.py`); on CPUs each device does all methods but Newton-Schulz in full.
@@ -88,25 +87,22 @@ def coefficient_rows(
     coefficients: Coefficients, steps: int
 ) -> tuple[tuple[float, float, float], ...]:
     """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one."""
-    if not isinstance(coefficients, (str, Sequence)):
+    is_name = isinstance(coefficients, str)
+    rows: Any = NEWTON_SCHULZ_COEFFICIENTS.get(coefficients) if is_name else coefficients
+    if not isinstance(rows, Sequence):
         raise ValueError(
-            f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."
+            f"coefficients must be one of {', '.join(map(repr, NEWTON_SCHULZ_COEFFICIENTS))}, "
+            f"three numbers or rows of three; got {coefficients!r}."
         )
-    rows: Any = coefficients
-    if isinstance(coefficients, str):
-        if coefficients not in NEWTON_SCHULZ_COEFFICIENTS:
-            raise ValueError(
-                f"coefficients must be one of {', '.join(map(repr, NEWTON_SCHULZ_COEFFICIENTS))}, "
-                f"three numbers or rows of three; got {coefficients!r}."
-            )
-        rows = NEWTON_SCHULZ_COEFFICIENTS[coefficients]
-    elif not all(isinstance(row, Sequence) for row in coefficients):
-        rows = (coefficients,)
+    if not all(isinstance(row, Sequence) for row in rows):
+        rows = (rows,)
     rows = [tuple(map(float, row)) for row in rows]
     if not rows or any(len(row) != 3 for row in rows):
         raise ValueError(
             f"coefficients must be three numbers or rows of three, got {coefficients!r}."
         )
+    if len(rows) > steps and not is_name:  # a list with a name is for more steps to come
+        raise ValueError(f"coefficients must have at most steps={steps} rows, got {rows!r}.")
     return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))
 
 
@@ -159,9 +155,8 @@ def newton_schulz(
     def approximated(x: jax.Array) -> jax.Array:
         x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
         whole, rest = divmod(max(0, len(rows) - at_once), at_once)
-        x = jax.lax.fori_loop(
-            0, whole, lambda i, x: more(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
-        )
+        iterate = lambda i, x: more(x, at_once * (i + 1), at_once)  # noqa: E731
+        x = jax.lax.fori_loop(0, whole, iterate, x, unroll=UNROLLED)
         x = more(x, len(rows) - rest, rest) if rest else x
         return split.gathered(x).astype(dtype)
 
@@ -178,9 +173,8 @@ def _first_iterations(
 ) -> jax.Array:
     """Iterations from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
-    `x` itself is only scaled by a power of two. The norm comes from its Gram matrix, and divides
-    the Gram matrix and the product of the `B`s instead of `x`. "aol" has a norm per row of the Gram
-    matrix. Takes all of `x`, returns the device's part.
+    `x` itself is only scaled by a power of two: its norm ("aol": one per row) divides its Gram
+    matrix and the product of the `B`s. Takes all of `x`, returns the device's part.
     """
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
     side, part = side_of("smaller", x), widened(split.device_part(x))
@@ -202,8 +196,7 @@ def _first_iterations(
 def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
     """The product of the `B`s of some iterations, from the Gram matrix `A (..., m, m)` before them.
 
-    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, so `A` becomes `BAB`; on the
-    right side, all of this there.
+    An iteration is `X ← BX` with `B = aI + bA + cA²`, so `A` becomes `BAB`.
     """
     eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
     product = factor = None
@@ -220,18 +213,13 @@ def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None)
     """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
 
     Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
-    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`: a polar factor
-    needs no singular vectors.
+    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`.
     """
     return _on_range(_by_svd, x, size or max(x.shape[-2:]), axis_name)
 
 
 def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-    """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order.
-
-    On TPUs and GPUs it is `polar_svd`, whose products are with matrices of the smaller order
-    anyway; a QR goes column by column.
-    """
+    """Like `polar_svd`, on CPUs after a QR decomposition: the SVD has only the smaller order."""
     return _on_range(_by_qr_svd, x, max(x.shape[-2:]), axis_name)
 
 
@@ -281,11 +269,9 @@ def _by_qr_svd(x: jax.Array, size: int) -> jax.Array:
 
 
 def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-    """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
+    """The polar factor of `x (..., m, n)` of full rank by QDWH (`jax.scipy.linalg.polar`).
 
-    For `x` of full rank: the null space of `x` is filled with directions of any length up to 1, not
-    with zeros. On TPUs and GPUs by products alone (`_by_products.py`), which devices divide as in
-    `newton_schulz`.
+    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`.
     """
     x = inexact(x)
     wide = x.shape[-2] < x.shape[-1]

@@ -27,8 +27,7 @@ def polar_express(
 
     Each maps singular values by :math:`a\sigma + b\sigma^3 + c\sigma^5`. The defaults are those of
     modded-nanogpt with `steps=5`, whose last row has no safety factor. The name "polar_express"
-    stands for the paper's own list, with a safety factor of 1.01 that does not enter the intervals;
-    its first rows are for more steps to come.
+    stands for the paper's list, for more steps to come and with a safety factor of 1.01.
 
     Args:
       steps: number of iterations.
