@@ -100,8 +100,13 @@ def path_names(paths: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
         while len(path) > 1 and (path in boxes or path in values):
             path = path[:-1]
         kept = [key for i, key in enumerate(path, 1) if path[:i] not in boxes]
-        names.append(keystr(tuple(kept), simple=True, separator="/"))
+        names.append(place_of(tuple(kept)))
     return tuple(names)
+
+
+def place_of(path: tuple[Any, ...]) -> str:
+    """The spelling of a path of JAX as it is, boxes included."""
+    return keystr(path, simple=True, separator="/")
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -119,11 +124,17 @@ def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str])
     names = list(names)
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
-            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ValueError(
-                f"{argument}: the pattern {pattern!r} matches no parameter; the paths are {shown}."
+                f"{argument}: the pattern {pattern!r} matches no parameter; the paths are "
+                f"{first_of(names)}."
                 + (" In a pattern, [...] is a set of characters." if "[" in pattern else "")
             )
+
+
+def first_of(names: Iterable[str]) -> str:
+    """Eight paths at most, for an error."""
+    first = [*itertools.islice(names, 9)]
+    return ", ".join([*first[:8], "..."] if len(first) > 8 else first)
 
 
 def is_placeholder(params: Any) -> bool:

@@ -50,11 +50,8 @@ def in_full_range(tree: Any) -> Any:
 
     Adam's squares and epsilon would be 0 in float16, and a root infinite.
     """
-
-    def ranged(x: Any) -> Any:
-        return x.astype(jnp.float32) if getattr(x, "dtype", None) == jnp.float16 else x
-
-    return jax.tree.map(ranged, tree)
+    is_half = lambda x: getattr(x, "dtype", None) == jnp.float16  # noqa: E731
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if is_half(x) else x, tree)
 
 
 def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
@@ -102,8 +99,7 @@ def _without_static(params: Any, updates: Any) -> Any:
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
     """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end.
 
-    Between the parts of a chain, updates have the gradients' dtype. This is too coarse if the next
-    part relies on an exact property (a rank, a mean of 0).
+    Between the parts of a chain that would be too coarse for an exact property (a rank, a mean).
     """
 
     def init(params: Any) -> Any:
