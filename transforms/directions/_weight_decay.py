@@ -72,12 +72,10 @@ def mask_of(mask: Any) -> Any:
     `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
     """
     marks = jax.tree.leaves(mask)
-    if not marks:
-        return mask
-    if marks[0] is mask and callable(mask):
-        return lambda params: _of_tree(mask(params), params)
+    if len(marks) == 1 and marks[0] is mask and callable(mask):
+        return lambda params: _mask_by_path(mask(params), params)
     _check_marks(marks)
-    return lambda params: _of_tree(mask, params)
+    return (lambda params: _mask_by_path(mask, params)) if marks else mask
 
 
 def _check_marks(marks: list[Any]) -> None:
@@ -89,7 +87,7 @@ def _check_marks(marks: list[Any]) -> None:
             )
 
 
-def _of_tree(mask: Any, params: Any) -> Any:
+def _mask_by_path(mask: Any, params: Any) -> Any:
     marks = jax.tree.leaves(mask)
     _check_marks(marks)
     if not marks or not all(isinstance(mark, (bool, np.bool_)) for mark in marks):
