@@ -6,10 +6,10 @@ For a parameter $p$ and its update $u$, with $\mathrm{rn}$ for rounding to the n
   $q = \mathrm{rn}(p + (u + c))$, $c \leftarrow \mathrm{rn}((p - q) + (u + c))$;
 - master weights: $w \leftarrow w + u$ in float32, $q = \mathrm{rn}(w)$.
 
-*Numerics.* Parameter and compensation together have at least 16 bits, and a master has 24.
-`optax.apply_updates` gets a sum that is not finite as it is, and the sum clears the compensation.
-If a step makes a master more than $2^{16}$ times smaller, the parameter may miss it by $2^{-24}$ of
-its old value; it then replaces the master. *State.* 2 and 4 bytes per parameter.
+*Numerics.* Parameter and compensation together have at least 16 bits, and a master has 24. A sum
+that is not finite clears the compensation. If a step makes a master more than $2^{16}$ times
+smaller, the parameter may miss it by $2^{-24}$ of its old value; it then replaces the master.
+*State.* 2 and 4 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -114,10 +114,8 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
             return jnp.where(nearest(w) == wide(p), w, wide(p)) if is_narrow(p) else p
 
         check_given(state, params)
-        current_params = jax.tree.map(current, params, state.masters)
-        updates, inner_state = update_inner(
-            inner, updates, state, params, extra_args, current_params
-        )
+        weights = jax.tree.map(current, params, state.masters)
+        updates, inner_state = update_inner(inner, updates, state, params, extra_args, weights)
 
         def change(p: jax.Array, u: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
             if not is_narrow(p):
@@ -125,7 +123,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
             w = w + wide(u)
             return update_to(nearest(w), p, u), w
 
-        changes, masters = map_unzip(2, change, params, updates, current_params)
+        changes, masters = map_unzip(2, change, params, updates, weights)
         return changes, MasterState(masters, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

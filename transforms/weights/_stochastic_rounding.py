@@ -9,7 +9,6 @@ counter, and 4 bytes per row.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from typing import Any, NamedTuple
 
@@ -41,8 +40,7 @@ def stochastic_rounding(
     """Rounds parameters in bfloat16 up or down at random, so small updates are not lost.
 
     The random bits of an entry depend on the seed, the step, the path of the parameter and the
-    place in it, but not on devices or meshes: a run resumed from a checkpoint repeats itself. The
-    weights need no other state than 4 bytes per row.
+    place in it, but not on devices or meshes: a run resumed from a checkpoint repeats itself.
 
     Args:
       inner: the whole optimizer. It gets gradients and parameters in float32, and its moments are
@@ -72,13 +70,10 @@ def stochastic_rounding(
 
     def init(params: Any) -> StochasticRoundingState:
         key = jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
-        rows = jnp.zeros(0, jnp.uint32)
-        if not is_placeholder(params):
-            numbers = functools.partial(jnp.arange, dtype=jnp.uint32)
-            rows = map_narrow(lambda p: numbers(len(p)) if p.ndim else optax.MaskedNode(), params)
-        return StochasticRoundingState(
-            jnp.zeros((), jnp.int32), key, rows, init_inner(inner, params)
-        )
+        numbers = lambda p: jnp.arange(len(p), dtype=jnp.uint32) if p.ndim else optax.MaskedNode()  # noqa: E731
+        rows = jnp.zeros(0, jnp.uint32) if is_placeholder(params) else map_narrow(numbers, params)
+        count = jnp.zeros((), jnp.int32)
+        return StochasticRoundingState(count, key, rows, init_inner(inner, params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         updates, inner_state = update_inner(inner, updates, state, params, extra_args)
