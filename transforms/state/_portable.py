@@ -98,9 +98,7 @@ def joined_state(whole: Traced, state: Any) -> Any:
         shapes, mesh = division.layout.joined_shapes, _mesh_of(division)
         shardings = jax.tree.map(lambda x: _other_axis(mesh, division.axes, x), shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
-            return jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
-            )
+            return jax.tree.map(lambda x, s: x.update(sharding=s), shapes, shardings)
         return _moved(division.layout.undivided, node, shardings, mesh)
 
     return whole.map_divided(undivided, state, lambda x: _target(x, whole.mesh))
@@ -171,7 +169,7 @@ def _target(x: Any, mesh: Mesh | None) -> Any:
     if mesh is None or not isinstance(x, jax.ShapeDtypeStruct):
         return x
     spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else P()
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+    return x.update(sharding=NamedSharding(mesh, spec))
 
 
 def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> Any:
