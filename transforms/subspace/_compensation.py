@@ -10,11 +10,11 @@ $D = U(\Delta - \rho\,\sigma\,\mathrm{diag}(s)) + G\,\mathrm{diag}(s)$.
 
 *Length.* A column with a tiny projection has a scale without bound. "fira" and `channel_scaling`
 therefore shorten $C$ to at most $\sqrt{m / r}\,\|\Delta\|$, as if the gradient were as long in each
-direction outside the subspace as in each one inside. With Adam inside, whose entries are at most
-$\rho$ (`_moment_ratio.py`), this is $\rho \sqrt{mn}$, the bound of Adam itself.
+direction outside the subspace as in each one inside. With Adam inside this is the bound of Adam
+itself (`_moment_ratio.py`).
 
-*Numerics.* The norm of `C` is computed from the norms of its columns; `C` is not formed. A residual
-column is rounding noise, and becomes zero, if its energy is at most `m · eps` times the gradient's.
+*Numerics.* `C` is not formed for its norm. A residual column is rounding noise, and becomes zero,
+if its energy is at most `m · eps` times the gradient's.
 """
 
 from __future__ import annotations
@@ -153,13 +153,11 @@ class ChannelScaling(Compensation):
         """No state."""
 
     def scales(self, parts: Parts, state: None) -> tuple[jax.Array, None]:
-        inner, projected = parts.inner, parts.projected
+        squares = parts.inner, parts.projected
         if self.whole:
-            inner, projected = (
-                jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
-                for x in (inner, projected)
-            )
-        s = safe_root(ratio(inner, projected))  # Gong et al., Alg. 9: S
+            total = lambda x: jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)  # noqa: E731
+            squares = map(total, squares)
+        s = safe_root(ratio(*squares))  # Gong et al., Alg. 9: S
         return _no_longer(s, parts.gradient, parts, self.limit), None
 
 
