@@ -21,11 +21,7 @@ class Storage(Value):
     """
 
     def decodes_singly(self, order: int) -> bool:
-        """Whether to decode one matrix at a time.
-
-        If so, the preconditioner loops over the matrices of a batch, and only one decoded factor is
-        in memory (on a GPU, several of bounded size: `linalg/_loops.py`).
-        """
+        """Whether to decode one matrix of a batch at a time (on a GPU, a few), to save memory."""
         return False
 
     def exact(self, order: int) -> bool:
