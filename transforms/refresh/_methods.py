@@ -147,15 +147,13 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     It rotates $U$, $H = U^\top L U$ and the moments as often as the change asks for, by six
     products of the factor's order each time (`linalg/_turns.py` has the formulas): one to three
     times where the basis is refreshed at every step, four to seven times at every tenth, and twice
-    as often for roots. Nothing is decomposed, the first refresh included, and nothing is sorted:
-    columns keep their eigenvalues. So a refresh at every step is possible on hardware that is made
-    for products. Programs for GPUs and TPUs do this by default. On CPUs a decomposition costs as
+    as often for roots. Nothing is decomposed, and nothing is sorted: columns keep their
+    eigenvalues. Programs for GPUs and TPUs do this by default; on CPUs a decomposition costs as
     much as 14 products.
 
     Args:
       most: the most rotations in a refresh, and turns that make the basis orthonormal again. 80
-        lead from the identity to any basis; the first refresh takes about 40. Fewer leave bases
-        behind, which costs loss.
+        lead from the identity to any basis; fewer leave bases behind, which costs loss.
 
     Raises:
       ValueError: if `most` is not a positive integer.
@@ -195,8 +193,8 @@ def saturated_roots(steps: int = 5, *, coefficients: Coefficients = "quintic") -
     which is near :math:`w^{-1/2}` where :math:`w` is not small, and at most :math:`a^k` where it
     is: directions that are new or rare are not raised further, and no damping is needed (`eps=0`).
     It takes 4 products of the statistic's order for each step but the first, and 12 for the largest
-    eigenvalue, which `linalg/_schatten.py` has from above, to 0.1 %. With the root on one side and
-    `orthogonalize` behind it is Marin's Muon with a saturated preconditioner.
+    eigenvalue. With the root on one side and `orthogonalize` behind it is Marin's Muon with a
+    saturated preconditioner.
 
     Args:
       steps: k.
