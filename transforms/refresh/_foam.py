@@ -114,7 +114,7 @@ def foam(
       adaptive_damping: `False` keeps the base damping and refreshes if and only if `h > τ`
         (ablation).
       refreshes: `False` never refreshes after the first check, and clips the damping at
-        `max_damping` (ablation).
+        `max_damping` (ablation, which excludes the other one).
       rounding_floor: multiple of `eps · d_max` up to which a change or an eigenvalue is rounding
         noise; 0 is the algorithm as printed.
       stagger: spreads the checks of the factors over the period.

@@ -133,15 +133,12 @@ def ema_nesterov(
 
     Args:
       inner: the whole optimizer, such as `curvax.muon(0.02)`.
-      beta: β, or a schedule of it from step 0 on. In the record (entry 46 of track 3) it is 0.3
+      beta: β ≥ 0, or a schedule of it from step 0 on. In the record (#46 of track 3) it is 0.3
         times the rate of the step before over the largest, from step 300 to 1950, and 0 elsewhere.
-      gamma: γ, the decay rate of the average step.
+      gamma: γ in [0, 1), the decay rate of the average step.
 
     Returns:
       An optimizer; its `update` needs parameters.
-
-    Raises:
-      ValueError: if `beta` is negative or `gamma` is not in [0, 1).
 
     Example:
       >>> import curvax, optax
@@ -201,9 +198,6 @@ def primal_average(
 
     Returns:
       An optimizer; its `update` needs parameters.
-
-    Raises:
-      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax
@@ -268,9 +262,6 @@ def tail_average(
 
     Returns:
       An optimizer; its `update` needs parameters.
-
-    Raises:
-      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax

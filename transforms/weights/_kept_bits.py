@@ -51,9 +51,6 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
     Returns:
       An optimizer, see `stochastic_rounding`.
 
-    Raises:
-      ValueError: see `stochastic_rounding`.
-
     Example:
       >>> import curvax, optax
       >>> optimizer = curvax.kahan_summation(optax.adamw(1e-5))
@@ -93,9 +90,6 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     Returns:
       An optimizer, see `stochastic_rounding`.
-
-    Raises:
-      ValueError: see `stochastic_rounding`.
 
     Example:
       >>> import curvax
