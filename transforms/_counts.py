@@ -67,10 +67,8 @@ class Counts(abc.ABC):
 
 
 def counters(named_tuple: type[Any]) -> type[Counts]:
-    """Gives a `NamedTuple` with a field `value` and an attribute `names` the methods of `Counts`.
-
-    Its only base stays `tuple`, by which checkpointing libraries know a named tuple.
-    """
+    """Gives a `NamedTuple` with a field `value` and an attribute `names` `Counts`' methods."""
+    # Their only base stays `tuple`, by which checkpointing libraries know a named tuple.
     for name in ("zeros", "of", "plus", "flags", "restarted"):
         setattr(named_tuple, name, vars(Counts)[name])
     Counts.register(named_tuple)

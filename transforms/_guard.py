@@ -66,10 +66,7 @@ class GuardState(NamedTuple):
 
 
 def guard_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Runs `inner` on an array `(..., m, n)`, with zeros for each matrix that is not finite.
-
-    The caller restarts matrices whose direction was not finite (`restarted`).
-    """
+    """Runs `inner` on an array `(..., m, n)`, with zeros for each matrix that is not finite."""
     transform: Any = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> Any:

@@ -65,10 +65,8 @@ def check_keywords(made: Any, known: Collection[str], given: Iterable[str]) -> N
 
 
 def name_unknown_keywords(module: str, names: Iterable[str]) -> None:
-    """Lets the functions of a package say what to give in place of a keyword of `HINTS`.
-
-    Signatures stay as they are, for type checkers and for `inspect.signature`.
-    """
+    """Lets the functions of a package say what to give in place of a keyword of `HINTS`."""
+    # Signatures stay as they are, for type checkers and for `inspect.signature`.
     package = sys.modules[module]
     for name in names:
         make = getattr(package, name)

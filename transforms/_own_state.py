@@ -37,10 +37,7 @@ _CONTAINERS = (
 def checks_arguments(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optimizer`, for arguments as users give them; its errors name the wrong argument.
-
-    Python floats become arrays. Gradients get the wider of their dtypes and their parameters'.
-    """
+    """`optimizer` for arguments as users give them (`as_arrays`); errors name the wrong one."""
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:

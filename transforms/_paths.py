@@ -110,10 +110,8 @@ def place_of(path: tuple[Any, ...]) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a glob pattern matches the path or a node above it (`*` also matches "/").
-
-    A path matches itself, also where it has brackets, which are sets of characters in a pattern.
-    """
+    """Whether a glob pattern matches the path or a node above it (`*` also matches "/")."""
+    # A path may have brackets, which are sets of characters in a pattern.
     if name == pattern or name.startswith(f"{pattern}/"):
         return True
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
@@ -155,10 +153,8 @@ def shapes_around(named: NamedLeaves) -> dict[str, tuple[int, ...]]:
 
 
 def remembered(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`f(tree)`, computed once for trees of the same paths, shapes and dtypes, among equal others.
-
-    `init` and every `update` ask the rule about the same parameters.
-    """
+    """`f(tree)`, computed once for trees of one structure, shapes, dtypes and surroundings."""
+    # `init` and every `update` ask the rule about the same parameters.
     known: dict[Any, Any] = {}
 
     def value_of(tree: Any) -> Any:

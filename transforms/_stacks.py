@@ -116,10 +116,7 @@ def each_array(
 
 
 def init_each(init: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of `init(x)` for each array of `tree`, inside its place in the plan.
-
-    The plan in force stays if it names the arrays of the tree; otherwise they make one.
-    """
+    """A tree of `init(x)` for each array of `tree`, in its place in the plan (`plan_of`)."""
     if jax.tree_util.all_leaves([tree]):
         return init(tree)
     plan, states = plan_of(tree), []
@@ -174,10 +171,8 @@ def matrix_names(x: Any) -> Members:
 def check_directions(
     part: str, inner: optax.GradientTransformation, like: Any, state: Any, params: Any = None
 ) -> None:
-    """Requires `inner` to give directions of the shapes of gradients like these, for `init`.
-
-    The products of `part`, the transformation around `inner`, would broadcast other shapes.
-    """
+    """Requires `inner` to give directions of the shapes of gradients like these, for `init`."""
+    # The products of `part`, the transformation around `inner`, would broadcast other shapes.
     if is_repeated():
         return
     arguments = (like, state, params)
@@ -195,11 +190,8 @@ def check_directions(
 
 
 def matrix_keys(x: Any, seed: int) -> jax.Array:
-    """Key data, uint32 `(..., 2)`, for the matrices of `x (..., m, n)`.
-
-    A key is folded from the seed, the path of the parameter and the index of the matrix in it.
-    Every checkpoint format supports uint32.
-    """
+    """Keys for the matrices of `x (..., m, n)`: of the parameter's path and the place in it."""
+    # Every checkpoint format supports key data, uint32 `(..., 2)`.
     base = jax.random.key(seed, impl=IMPLEMENTATION)
 
     def key_of(name: Any, place: Any) -> jax.Array:

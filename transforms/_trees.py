@@ -15,10 +15,7 @@ from ._paths import is_hole, named_leaves
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
-    """Maps `f`, which returns `outputs` values per leaf of `tree`, and returns as many trees.
-
-    The trees in `rest` may have whole subtrees where `tree` has a leaf.
-    """
+    """Maps `f` over leaves of `tree` and subtrees of `rest`; a tree of each of its `outputs`."""
     leaves, treedef = jax.tree.flatten(tree)
     columns = [treedef.flatten_up_to(r) for r in rest]
     results = [f(*row) for row in zip(leaves, *columns, strict=True)]
@@ -46,10 +43,8 @@ def widened(tree: Any) -> Any:
 
 
 def in_full_range(tree: Any) -> Any:
-    """The arrays of `tree`, those in float16 in float32.
-
-    Adam's squares and epsilon would be 0 in float16, and a root infinite.
-    """
+    """The arrays of `tree`, those in float16 in float32."""
+    # Adam's squares and epsilon would be 0 in float16, and a root infinite.
     is_half = lambda x: getattr(x, "dtype", None) == jnp.float16  # noqa: E731
     return jax.tree.map(lambda x: x.astype(jnp.float32) if is_half(x) else x, tree)
 
@@ -97,10 +92,8 @@ def _without_static(params: Any, updates: Any) -> Any:
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
-    """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end.
-
-    Between the parts of a chain that would be too coarse for an exact property (a rank, a mean).
-    """
+    """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end."""
+    # In a chain, updates would be too coarse for an exact property (a rank, a mean of 0).
 
     def init(params: Any) -> Any:
         check_matrices(params, method)

@@ -70,10 +70,7 @@ def graft(
 def _graft(
     direction: optax.GradientTransformation, length: Any, warmup_steps: int = 0
 ) -> optax.GradientTransformation:
-    """`graft` of transformations whose directions are known to have the shapes of gradients.
-
-    The first `warmup_steps` updates are those of `length`, which must count its steps.
-    """
+    """`graft` without checks, whose first `warmup_steps` updates are those of `length`."""
 
     def init(params: Any) -> GraftState:
         return GraftState(direction.init(in_full_range(params)), length.init(widened(params)))

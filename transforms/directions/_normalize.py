@@ -121,10 +121,7 @@ def normalize_matrices(
 
 
 def per_matrix(name: str, f: Callable[..., jax.Array], *, weights: bool = False) -> Any:
-    """A stateless transformation: `f` of each array of matrices, in float32 at least.
-
-    With `weights`, `f` takes its weights too.
-    """
+    """A stateless transformation: `f` of each array of matrices (and of its weights), widened."""
 
     def init(params: Any) -> optax.EmptyState:
         check_matrices(params, name)

@@ -55,19 +55,14 @@ def add_cautious_decay(
 
 
 def shrinking(d: jax.Array, w: jax.Array) -> jax.Array:
-    """Which entries of the weights `w` a step against the direction `d` makes smaller, or keeps.
-
-    Those of 0 are not among them.
-    """
+    """Which weights `w` other than 0 a step against the direction `d` makes smaller, or keeps."""
     # Signs, because a product may underflow to 0.
     return (jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0) & (w != 0)
 
 
 def mask_of(mask: Any) -> Any:
-    """A mask for Optax; a tree of booleans by path, whatever boxes hold it or the parameters.
-
-    `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
-    """
+    """A mask for Optax; a tree of booleans by path, whatever boxes hold it or the parameters."""
+    # `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
     marks = jax.tree.leaves(mask)
     if len(marks) == 1 and marks[0] is mask and callable(mask):
         return lambda params: _mask_by_path(mask(params), params)

@@ -69,11 +69,8 @@ def thin_svd(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def leading_vectors(x: jax.Array, rank: int) -> jax.Array:
-    """The left singular vectors `(m, rank)` of `x (m, n)` with the largest singular values.
-
-    On TPUs and GPUs at most half of them are those of the Gram matrix, whose trailing ones, below
-    `√eps · σ_max`, are rounding noise.
-    """
+    """The left singular vectors `(m, rank)` of `x (m, n)` with the largest singular values."""
+    # Trailing eigenvectors of a Gram matrix, below `√eps · σ_max`, would be rounding noise.
 
     def by_svd(x: jax.Array) -> jax.Array:
         return thin_svd(x)[0][:, :rank]

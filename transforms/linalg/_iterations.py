@@ -83,11 +83,9 @@ class _Newton(NamedTuple):
 
 
 def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
-    """`a^(-1/root)` for positive definite `a (n, n)`.
-
-    From the second step on `M ⪯ I`, so that growth of its largest difference from `I` by more than
-    a fifth is rounding error; the previous iterate is returned.
-    """
+    """`a^(-1/root)` for positive definite `a (n, n)`."""
+    # From the second step on `M ⪯ I`, so that growth of its largest difference from `I` by more
+    # than a fifth is rounding error; the previous iterate is returned.
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     z = (1 + root) / (2 * _norm_bound(a))
     tolerance = a.shape[-1] * jnp.finfo(a.dtype).eps

@@ -149,10 +149,8 @@ def visit_due(
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any) -> Any:
-    """`f(inputs, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
-
-    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
-    """
+    """`f(inputs, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes."""
+    # A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
     # Behind a barrier, or XLA computes before the loop what does not depend on the round.
     round_of = lambda j, s: f(behind_barrier((inputs, j))[0], s)  # noqa: E731
     return _rounds(due.astype(jnp.int32), round_of, state, most=1)
@@ -161,10 +159,8 @@ def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any)
 def while_at_most(
     most: int, unfinished: Callable[[Any], jax.Array], step: Callable[[Any], Any], state: Any
 ) -> Any:
-    """`lax.while_loop(unfinished, step, state)` of at most so many rounds, with all derivatives.
-
-    Where one is taken, it is a scan of `most` rounds, because only these have reverse mode.
-    """
+    """`lax.while_loop(unfinished, step, state)` of at most so many rounds, with all derivatives."""
+    # Where one is taken, it is a scan of `most` rounds, because only these have reverse mode.
 
     @jax.custom_jvp
     def loop(captured: Any, state: Any) -> Any:
@@ -194,10 +190,8 @@ def while_at_most(
 
 @jax.custom_batching.custom_vmap
 def _of_any(flag: jax.Array) -> jax.Array:
-    """`flag`; under `vmap`, whether any of the batch is True.
-
-    A condition on a batch is a choice, whose tangents JAX cannot transpose in a rule for them.
-    """
+    """`flag`; under `vmap`, whether any of the batch is True."""
+    # A condition on a batch is a choice, whose tangents JAX cannot transpose in a rule for them.
     return flag
 
 
@@ -207,10 +201,8 @@ def _(size: int, is_batch: list[bool], flags: jax.Array) -> tuple[jax.Array, boo
 
 
 def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any], Any], Any]:
-    """A function of the arrays that `f` takes from around it, and of its argument; these arrays.
-
-    `jax.closure_convert` leaves integers in the function, which may be tracers.
-    """
+    """A function of the arrays that `f` takes from around it, and of its argument; these arrays."""
+    # `jax.closure_convert` leaves integers in the function, which may be tracers.
     made, shape = jax.make_jaxpr(f, return_shape=True)(argument)
     treedef = jax.tree.structure(shape)
 
@@ -229,11 +221,9 @@ def _rounds(number: jax.Array, step: Callable[[Any, Any], Any], state: Any, most
 
 
 def alone(f: Callable[[Any, Any], Any], inputs: Any, state: Any) -> Any:
-    """Runs one layer's update, `f(inputs, state)`, so that XLA:CPU writes its arrays in place.
-
-    Without the loop of one round, unstacked layers are updated only after all gradients exist
-    (`docs/xla.md`, "Loops and conditions"). Elsewhere it adds temporaries.
-    """
+    """Runs one layer's update, `f(inputs, state)`, so that XLA:CPU writes its arrays in place."""
+    # Without the loop of one round, unstacked layers are updated only after all gradients exist
+    # (`docs/xla.md`, "Loops and conditions"). Elsewhere it adds temporaries.
 
     def in_loop(inputs: Any, state: Any) -> Any:
         due = jax.lax.optimization_barrier(jnp.ones([], bool))  # else XLA removes the loop

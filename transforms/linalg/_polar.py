@@ -194,10 +194,8 @@ def _first_iterations(
 
 
 def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
-    """The product of the `B`s of some iterations, from the Gram matrix `A (..., m, m)` before them.
-
-    An iteration is `X ← BX` with `B = aI + bA + cA²`, so `A` becomes `BAB`.
-    """
+    """The product of the `B`s of iterations, from the Gram matrix `A (..., m, m)` before them."""
+    # An iteration is `X ← BX` with `B = aI + bA + cA²`, so `A` becomes `BAB`.
     eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
     product = factor = None
     for a, b, c in rows:
@@ -269,10 +267,7 @@ def _by_qr_svd(x: jax.Array, size: int) -> jax.Array:
 
 
 def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-    """The polar factor of `x (..., m, n)` of full rank by QDWH (`jax.scipy.linalg.polar`).
-
-    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`.
-    """
+    """The polar factor of `x (..., m, n)` of full rank: by QDWH, or by products (see above)."""
     x = inexact(x)
     wide = x.shape[-2] < x.shape[-1]
 

@@ -137,10 +137,8 @@ def _complement_by_panels(u: jax.Array) -> jax.Array:
 
 
 def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V (m, k)` and `R (k, n)` with `a = H_1 ⋯ H_k R` for `a (m, n)`, `k = min(m, n)`.
-
-    `H = I - v vᵀ` for each column `v` of `V`, of squared length 2 and zero above the diagonal.
-    """
+    """`V (m, k)` and `R (k, n)` with `a = H_1 ⋯ H_k R` for `a (m, n)`, `k = min(m, n)`."""
+    # `H = I - v vᵀ` for each column `v` of `V`, of squared length 2 and zero above the diagonal.
     m, n = a.shape
     k = min(m, n)
     rows = jnp.arange(m)

@@ -152,10 +152,7 @@ def orthonormal(u: jax.Array) -> jax.Array:
 
 
 def straightened(u: jax.Array, turn: Any = None, h: Any = None) -> tuple[jax.Array, Any, Any]:
-    """`u (d, d)`, made orthonormal by at most four Newton-Schulz steps if its defect shows.
-
-    The `turn` that led to this basis, and the statistic `h` in it, follow.
-    """
+    """`u (d, d)` orthonormal by Newton-Schulz steps if its defect shows; `turn` and `h` follow."""
 
     def straightening_step(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         steps, u, turn, h = loop

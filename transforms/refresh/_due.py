@@ -89,10 +89,7 @@ def untried(state: Any) -> jax.Array:
 
 
 def _deal(works: Sequence[tuple[Refreshing, np.ndarray]], schedule: Every) -> list[np.ndarray]:
-    """The phase at which each matrix is due, for devices with equal shares of each array.
-
-    The remainder is dealt matrix by matrix.
-    """
+    """The phase of each matrix; devices have equal shares of each array, and some of the rest."""
     number = 1 + max((max(owners, default=0) for _, owners in works), default=0)
     load = np.zeros((number, schedule.period))
     phases = [np.zeros(len(owners), np.int32) for _, owners in works]

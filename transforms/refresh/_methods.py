@@ -23,10 +23,7 @@ class RefreshMethod(Value):
     level = "float32"  # of statistics' and refreshes' products by default
 
     def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
-        """The methods of a refresh, and which matrices each takes: bool (size,), or all.
-
-        `state` counts the refreshes of matrices.
-        """
+        """The methods of a refresh, and the matrices, counted by `state`, of each: bool (size,)."""
         return [(self, True)]
 
 

@@ -98,11 +98,8 @@ def inject_hyperparams(
 def scheduled(
     factory: Callable[P, optax.GradientTransformation],
 ) -> Callable[P, optax.GradientTransformation]:
-    """Checks a direction's arguments; decay rates `b1`, `b2` and `b3` may be schedules.
-
-    Then its state has their counts and last values, as with Optax's `inject_hyperparams`: on each
-    device, so that meshes with Explicit axes take them.
-    """
+    """Checks a direction's arguments; decay rates `b1`, `b2` and `b3` may be schedules."""
+    # On each device, so that meshes with Explicit axes take the counts of schedules.
     factory = checked(factory)
 
     @functools.wraps(factory)

@@ -105,10 +105,7 @@ def joined_state(whole: Traced, state: Any) -> Any:
 
 
 def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
-    """The arrays of a state by path, with an entry per parameter in place of each stack.
-
-    `views` are the stacks of its matrix views, whose places are those in `like`.
-    """
+    """The arrays of a state like `like` by path, with entries by parameter for these stacks."""
     nodes = jax.tree_util.tree_leaves_with_path(like, is_leaf=is_view)
     places = [place_of((*path, GetAttrKey("inner"))) for path, node in nodes if is_view(node)]
     if len(places) != len(views):
@@ -173,11 +170,8 @@ def _target(x: Any, mesh: Mesh | None) -> Any:
 
 
 def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> Any:
-    """`f(tree)` with these shardings; the compiler chooses the transfers.
-
-    Explicit axes would require spelling out every transfer, so this runs on the same devices with
-    Auto axes, which copies nothing.
-    """
+    """`f(tree)` with these shardings; the compiler chooses the transfers."""
+    # Explicit axes would require spelling out every transfer; Auto axes copy nothing.
     auto = Mesh(mesh.devices, mesh.axis_names)
 
     def placed(x: Any) -> Any:

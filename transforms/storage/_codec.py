@@ -273,10 +273,7 @@ def unfold(folded: jax.Array) -> jax.Array:
 
 
 def with_room(x: jax.Array) -> jax.Array:
-    """A lower triangle `(..., d, d)` with diagonal, as a strictly lower one of order `d + 1`.
-
-    `[..., 1:, :-1]` undoes it.
-    """
+    """A triangle with diagonal as a strictly lower one, `d + 1`; `[..., 1:, :-1]` undoes it."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(1, 0), (0, 1)])
 
 

@@ -39,10 +39,8 @@ class SubspaceCheck(NamedTuple):
     key: jax.Array  # random key of this refresh
 
     def times(self, x: jax.Array) -> jax.Array:
-        """`Q x` for `x (m, k)`, which are by columns, as LAPACK has them.
-
-        Columns are the rows of `xᵀ`; the barriers keep XLA from moving the transposes.
-        """
+        """`Q x` for `x (m, k)`, which are by columns, as LAPACK has them."""
+        # Columns are the rows of `xᵀ`; the barriers keep XLA from moving the transposes.
         rows = jax.lax.optimization_barrier(x.mT)
         inner = jax.lax.optimization_barrier(exact_product(rows, self.gradient))
         product = exact_product(self.gradient, inner.mT).mT

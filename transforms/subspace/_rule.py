@@ -146,10 +146,8 @@ class SubspaceRule:
         return Projected(g, u, jnp.where(finite, sigma, 0), finite, inside, whole)
 
     def _basis_noise(self, g: jax.Array) -> float:
-        """The length of a row of σ that the rounding of a stored basis leaves, relative to ‖G‖.
-
-        Independent errors make half a unit times `‖G‖ / √(3 · order)`; 4√3 is a margin.
-        """
+        """The length of a row of σ that the rounding of a stored basis leaves, relative to ‖G‖."""
+        # Independent errors make half a unit times `‖G‖ / √(3 · order)`; 4√3 is a margin.
         if self.dtype is None or not self.basis.kept or self.dtype == g.dtype:
             return 0.0
         return float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5

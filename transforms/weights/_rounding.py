@@ -27,10 +27,8 @@ _SIGN, _UPPER, _LARGEST_BITS = 0x80000000, 0xFFFF0000, 0x7F7FFFFF
 
 
 def nearest(x: jax.Array) -> jax.Array:
-    """The nearest number of bfloat16, as float32.
-
-    Two casts do not suffice: XLA may leave them out (`xla_allow_excess_precision`).
-    """
+    """The nearest number of bfloat16, as float32."""
+    # XLA may leave out two casts (`xla_allow_excess_precision`).
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
