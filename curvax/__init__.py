@@ -138,10 +138,9 @@ from .transforms.storage._storage import Storage, dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
 from .transforms.weights._averages import ema_nesterov, eval_params, primal_average, tail_average
+from .transforms.weights._bfloat16 import kahan_summation, master_weights, stochastic_rounding
 from .transforms.weights._clip_logits import clip_logits
 from .transforms.weights._int8 import from_int8, int8_weights, to_int8
-from .transforms.weights._kept_bits import kahan_summation, master_weights
-from .transforms.weights._stochastic_rounding import stochastic_rounding
 from .transforms.weights._weight_norms import keep_weight_norm, scale_by_weight_norm
 
 try:

@@ -167,8 +167,3 @@ def all_finite(x: jax.Array) -> jax.Array:
 def where_finite(finite: Any, tree: Any) -> Any:
     """The arrays of `tree`, zero where `finite`, whose arrays have the same ranks, is False."""
     return jax.tree.map(lambda ok, x: jnp.where(ok, x, jnp.zeros_like(x)), finite, tree)
-
-
-def finite_or_zero(x: jax.Array) -> jax.Array:
-    """The matrices `x (..., m, n)`, with zeros in place of each that is not finite."""
-    return where_finite(is_finite(x), x)

@@ -51,11 +51,11 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
 """By keyword: arguments of ours, and what to write. The first that the method has counts."""
 
 
-def check_keywords(made: Any, known: Collection[str], given: Iterable[str]) -> None:
+def check_keywords(made: Any, known: Collection[str], keywords: Iterable[str]) -> None:
     """Says what to give in place of the first keyword of `HINTS` that a function does not have."""
     name = getattr(made, "__name__", type(made).__name__)
     is_polar = name.removeprefix("scale_by_") in _OF_POLAR
-    for keyword in given:
+    for keyword in keywords:
         for argument, hint in () if keyword in known else HINTS.get(keyword, ()):
             if {*argument.split()} <= {*known} and (hint != _STEPS[1] or is_polar):
                 raise TypeError(

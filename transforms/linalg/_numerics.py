@@ -95,7 +95,7 @@ def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def significant(squares: jax.Array) -> jax.Array:
-    """Which roots of `squares (..., n)` exceed the rounding noise of the largest, if that is finite."""
+    """Which roots of `squares (..., n)` exceed the rounding noise of a finite largest one."""
     noise = (squares.shape[-1] * jnp.finfo(squares.dtype).eps) ** 2
     return squares > noise * jnp.max(squares, axis=-1, keepdims=True)
 

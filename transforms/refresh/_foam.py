@@ -114,14 +114,13 @@ def foam(
       adaptive_damping: `False` keeps the base damping and refreshes if and only if `h > τ`
         (ablation).
       refreshes: `False` never refreshes after the first check, and clips the damping at
-        `max_damping` (ablation, which excludes the other one).
+        `max_damping` (ablation).
       rounding_floor: multiple of `eps · d_max` up to which a change or an eigenvalue is rounding
         noise; 0 is the algorithm as printed.
       stagger: spreads the checks of the factors over the period.
 
     Raises:
-      ValueError: if `check_every < 1`, `threshold <= 0`, `max_damping <= 0` or `rounding_floor < 0`
-        (the message names it), or if `adaptive_damping` and `refreshes` are both `False`.
+      ValueError: if `adaptive_damping` and `refreshes` are both `False`.
     """
     if not (adaptive_damping or refreshes):
         raise ValueError(

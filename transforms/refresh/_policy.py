@@ -37,7 +37,6 @@ non-finite results. `inject_hyperparams` makes arrays of fields that are floats.
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -199,8 +198,7 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     """`refresh` as a policy; an integer is a period, with the method's own `offset` and `first`."""
     if isinstance(refresh, RefreshPolicy):
         return refresh
-    integral = isinstance(refresh, numbers.Integral) and not isinstance(refresh, bool)
-    if not integral or not 1 <= int(refresh) <= MAX_INTEGER:
+    if refresh not in Integer(1):
         raise ValueError(
             f"refresh must be a period of at least 1 step (and at most {MAX_INTEGER}) or a policy "
             f"such as curvax.every(10), got {shown(refresh)}.{if_injected('refresh', refresh)}"

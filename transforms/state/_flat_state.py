@@ -8,8 +8,7 @@ import jax
 import optax
 
 from .._paths import named_leaves
-from .._validate import check_transformation
-from ..weights._inner import check_given
+from .._validate import check_given, check_transformation
 from ._portable import in_structure
 
 

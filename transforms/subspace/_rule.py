@@ -19,7 +19,7 @@ import numpy as np
 
 from .._carry import Carry, Moments, put_moments, take_moments
 from .._counts import counter, counters
-from .._guard import all_finite, finite_or_zero, is_finite
+from .._guard import all_finite, is_finite, where_finite
 from .._recording import instead, record_rank
 from .._side import LEFT, Side, side_of
 from .._stacks import key_for
@@ -273,7 +273,7 @@ class SubspaceRule:
             return subspace.basis
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
-            g = finite_or_zero(g)
+            g = where_finite(is_finite(g), g)
             number = subspace.refreshes - 1
             return self.basis.find(self.check(g, magnitude(g), subspace, number), self.orders(g)[2])
 

@@ -25,8 +25,7 @@ import optax
 from .._counts import at_step, next_step
 from .._paths import named_leaves
 from .._trees import map_unzip, widened
-from .._validate import as_transformation, checked
-from ._inner import check_given
+from .._validate import as_transformation, check_given, checked
 
 
 class LookaheadState(NamedTuple):

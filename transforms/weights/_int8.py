@@ -32,12 +32,11 @@ from jax.core import Tracer
 from .._arrays import check_real
 from .._counts import next_step
 from .._paths import named_leaves
-from .._validate import as_transformation, check_predicate
+from .._validate import as_transformation, check_given, check_predicate
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import one_layer_in_rows
 from ..matrices._names import kind_of
 from ..storage._codec import Coded, dither_of
-from ._inner import check_given
 
 HEADROOM = 9 / 8
 LEAST = 2.0**-118  # of scales: the 255th part of it is a normal number of float32
