@@ -23,7 +23,7 @@ class RefreshMethod(Value):
     level = "float32"  # of statistics' and refreshes' products by default
 
     def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
-        """The methods of a refresh, and the matrices, counted by `state`, of each: bool (size,)."""
+        """The methods of a refresh, and the matrices that each takes: bool (size,), or all."""
         return [(self, True)]
 
 

@@ -99,7 +99,7 @@ def scheduled(
     factory: Callable[P, optax.GradientTransformation],
 ) -> Callable[P, optax.GradientTransformation]:
     """Checks a direction's arguments; decay rates `b1`, `b2` and `b3` may be schedules."""
-    # On each device, so that meshes with Explicit axes take the counts of schedules.
+    # The direction's state has their counts, on each device: also on a mesh with Explicit axes.
     factory = checked(factory)
 
     @functools.wraps(factory)
