@@ -106,15 +106,10 @@ from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
 from .transforms.layerwise._layerwise import layerwise
+from .transforms.linalg._coefficients import NEWTON_SCHULZ_COEFFICIENTS, polar_express
 from .transforms.linalg._inverse_root import inverse_root
 from .transforms.linalg._iterations import power_iteration
-from .transforms.linalg._polar import (
-    NEWTON_SCHULZ_COEFFICIENTS,
-    newton_schulz,
-    polar_qdwh,
-    polar_svd,
-)
-from .transforms.linalg._polar_express import polar_express
+from .transforms.linalg._polar import newton_schulz, polar_qdwh, polar_svd
 from .transforms.linalg._products import products
 from .transforms.matrices._form import MatrixAxes
 from .transforms.matrices._matrix_rule import MatrixRule

@@ -22,8 +22,8 @@ from .._stacks import each_array
 from .._validate import Value, as_value, check_fields, checked
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
+from ..linalg._coefficients import Coefficients, coefficient_rows
 from ..linalg._numerics import divided, magnitude, safe_norm, to_one
-from ..linalg._polar import Coefficients, coefficient_rows
 
 
 class PolarMethod(Value):

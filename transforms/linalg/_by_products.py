@@ -40,14 +40,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._coefficients import Row
 from ._loops import in_turn
 from ._numerics import safe_norm, to_one
 from ._products import exact_product
 
 AxisName = str | tuple[str, ...] | None
 """The axes of `shard_map` whose devices divide the work; `None` divides nothing."""
-
-Row = tuple[float, float, float]
 
 GROWTH: Row = (3.6548, -8.2034, 5.4810)
 CENTER: Row = (2.6708, -3.2853, 1.6386)  # the best approximation of 1 on [1/2, 1]

@@ -39,8 +39,9 @@ import jax.numpy as jnp
 
 from .._trees import widened
 from .._validate import OneOf, checked
+from ._coefficients import Rows
 from ._eigh import eigh
-from ._iterations import ITERATIONS, Rows, root_by_iteration
+from ._iterations import ITERATIONS, root_by_iteration
 from ._loops import each_matrix
 from ._numerics import EIGENVALUE_NOISE, RESOLVED, inexact, magnitude, power_of_two, ratio
 from ._products import exact_product

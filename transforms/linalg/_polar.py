@@ -35,75 +35,12 @@ import jax.numpy as jnp
 
 from .._side import side_of
 from .._trees import widened
-from .._validate import checked
 from ._by_products import UNROLLED, AxisName, Split, polar_by_products
+from ._coefficients import Coefficients, coefficient_rows
 from ._loops import each_matrix, in_turn
 from ._numerics import inexact, power_of_two, safe_norm, safe_root, to_one
 from ._platforms import by_platform
 from ._products import exact_product, gram
-
-_POLAR_EXPRESS = (
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
-    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
-    (1.875, -1.25, 0.375),
-)
-_SAFETY = 1.01  # Algorithm 1 of the paper: guards all rows but the last against σ just above 1
-
-NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
-    # Jordan et al., Muon (2024): largest slope at 0; singular values end up in about [0.7, 1.2].
-    "quintic": ((3.4445, -4.7750, 2.0315),),
-    # An et al., ASGO, section C.3: converges to 1, slowly from small singular values.
-    "classical": ((2.0, -1.5, 0.5),),
-    # Amsel et al., "The Polar Express", arXiv:2505.16932, Algorithm 1: optimal for singular values
-    # in [1e-3, 1]; the last row repeats.
-    "polar_express": (
-        *((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS[:-1]),
-        _POLAR_EXPRESS[-1],
-    ),
-    # Boissin et al., Turbo-Muon, arXiv:2512.04632, official code, for a start by "aol": the last
-    # four of Jiacheng You's five. They bring singular values from 0.02 on to [0.97, 1.15].
-    "turbo_muon": (
-        (3.9505, -6.3029, 2.6377),
-        (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046),
-        (2.8366, -3.0525, 1.2012),
-    ),
-    # DeepSeek-V4's report, as in NVIDIA's Emerging-Optimizers, for 10 steps: Muon's eight times,
-    # and "classical", which converges, for the last two.
-    "deepseek_v4": (*[(3.4445, -4.7750, 2.0315)] * 8, (2.0, -1.5, 0.5)),
-}
-"""Published coefficients (a, b, c), one row per iteration; the last row repeats."""
-
-Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
-
-
-@checked
-def coefficient_rows(
-    coefficients: Coefficients, steps: int
-) -> tuple[tuple[float, float, float], ...]:
-    """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one."""
-    is_name = isinstance(coefficients, str)
-    rows: Any = NEWTON_SCHULZ_COEFFICIENTS.get(coefficients) if is_name else coefficients
-    if not isinstance(rows, Sequence):
-        raise ValueError(
-            f"coefficients must be one of {', '.join(map(repr, NEWTON_SCHULZ_COEFFICIENTS))}, "
-            f"three numbers or rows of three; got {coefficients!r}."
-        )
-    if not all(isinstance(row, Sequence) for row in rows):
-        rows = (rows,)
-    rows = [tuple(map(float, row)) for row in rows]
-    if not rows or any(len(row) != 3 for row in rows):
-        raise ValueError(
-            f"coefficients must be three numbers or rows of three, got {coefficients!r}."
-        )
-    if len(rows) > steps and not is_name:  # a list with a name is for more steps to come
-        raise ValueError(f"coefficients must have at most steps={steps} rows, got {rows!r}.")
-    return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))
 
 
 def newton_schulz(

@@ -11,9 +11,8 @@ import jax
 
 from .._validate import OneOf, Value, checked
 from ..linalg import _turns
+from ..linalg._coefficients import Coefficients, Rows, coefficient_rows
 from ..linalg._inverse_root import SOLVERS, Solved, solve_root
-from ..linalg._iterations import Rows
-from ..linalg._polar import Coefficients, coefficient_rows
 from ..linalg._products import HALVES
 
 
