@@ -52,11 +52,8 @@ class Counts(abc.ABC):
         return {"restarted": damaged, "damaged": damaged.astype(jnp.int32) - self.of("damaged")}
 
     def restarted(self) -> Any:
-        """The counters of matrices whose state starts anew.
-
-        All counters continue, but nothing has been refreshed or seen yet. A rejection makes a root
-        or subspace due at the next step, see `untried`.
-        """
+        """The counters of matrices whose state starts anew: nothing was refreshed or seen yet."""
+        # A rejection makes a root or subspace due at the next step, see `untried`.
         anew = {
             "refreshes": jnp.zeros_like,
             "seen": jnp.zeros_like,

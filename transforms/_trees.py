@@ -50,11 +50,9 @@ def in_full_range(tree: Any) -> Any:
 
 
 def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
-    """Parameters and gradients, as arrays of JAX where they are Python floats or NumPy's.
-
-    Gradients get the wider of their dtypes and their parameters', if there are any: a gradient in
-    bfloat16 has 8 bits; an update of parameters in float32 needs 24.
-    """
+    """Parameters and gradients, as arrays of JAX where they are Python floats or NumPy's."""
+    # Gradients get the wider of their dtypes and their parameters': a gradient in bfloat16 has 8
+    # bits; an update of parameters in float32 needs 24.
     params = _without_static(params, updates)
     params, updates = jax.tree.map(_as_array, (params, updates))
     if params is None:

@@ -106,11 +106,8 @@ def _mask_by_path(mask: Any, params: Any) -> Any:
 def optional_decay(
     weight_decay: Any, decay: optax.GradientTransformation, *, counts: bool = False
 ) -> optax.GradientTransformation:
-    """Gives `decay`, which adds weight decay, or a form without effect if `weight_decay` is 0.
-
-    The state is the same either way, so a checkpoint survives switching decay on or off. Without
-    decay, `update` needs no parameters and reads none. `counts` says that the state has a counter.
-    """
+    """`decay`, or a form with its state that changes and reads nothing if `weight_decay` is 0."""
+    # A checkpoint survives switching decay on or off. `counts`: the state has a counter.
     # An injected number is an array, which may change later.
     if not (isinstance(weight_decay, (int, float)) and weight_decay == 0):
         return decay

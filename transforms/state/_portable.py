@@ -134,11 +134,9 @@ def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
 def in_structure(
     argument: str, like: Any, tree: Any, made_for: str = "these parameters", *, dtypes: bool = True
 ) -> Any:
-    """The arrays of `tree` in the containers of `like`, by their paths.
-
-    A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
-    target has dicts and lists for tuples, and strings for numbers.
-    """
+    """The arrays of `tree` in the containers of `like`, by their paths."""
+    # A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
+    # target has dicts and lists for tuples, and strings for numbers.
     named = named_leaves(like)
     arrays = arrays_in(tree, named.names)
     expected, kinds = map(kinds_of, (named.present(), arrays))

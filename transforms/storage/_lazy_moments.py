@@ -71,10 +71,8 @@ def decoding(inner: Any) -> Callable[..., Any]:
 def encoded(
     x: jax.Array, codec: Codec, count: jax.Array | None, before: Coded | None = None
 ) -> Coded:
-    """Encodes a leaf; a matrix with an entry that is not finite keeps its codes of `before`.
-
-    A vector counts as a matrix. `count` is t of the dither; `None` rounds to the nearest code.
-    """
+    """Encodes a leaf (a vector as a matrix); what is not finite keeps its codes of `before`."""
+    # `count` is t of the dither; `None` rounds to the nearest code.
     matrices = widened(jnp.atleast_2d(x))
     thresholds = None
     if count is not None:
