@@ -69,7 +69,7 @@ class Storage(Value):
         """The basis, in float32 at least."""
 
     def open_basis(self, stored: Any, columns: int) -> Any:
-        """The basis as `rotate` takes it, perhaps undecoded, for matrices of so many columns."""
+        """The basis as `rotate` takes it, perhaps undecoded, for `columns` (right: rows) of `x`."""
         return self.decode_basis(stored)
 
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
