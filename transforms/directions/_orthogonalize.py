@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +53,11 @@ class NewtonSchulz(PolarMethod):
     def __post_init__(self) -> None:
         check_fields(self)
         coefficient_rows(self.coefficients, self.steps)
+        rows = self.coefficients
+        if not isinstance(rows, str) and isinstance(rows[0], Sequence) and len(rows) > self.steps:
+            raise ValueError(
+                f"coefficients must have at most steps={self.steps} rows, got {rows!r}."
+            )
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
         arguments = self.coefficients, self.steps, self.eps, self.norm, self.dtype, axis_name

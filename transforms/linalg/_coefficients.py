@@ -81,8 +81,6 @@ def coefficient_rows(coefficients: Coefficients, steps: int) -> Rows:
         raise ValueError(
             f"coefficients must be three numbers or rows of three, got {coefficients!r}."
         )
-    if len(rows) > steps and not is_name:  # a list with a name is for more steps to come
-        raise ValueError(f"coefficients must have at most steps={steps} rows, got {rows!r}.")
     return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))
 
 
