@@ -26,7 +26,9 @@ a direction for batches of matrices, such as `scale_by_muon`.
 | `curvax.recipes` | what leads the field, made of these parts |
 | `curvax.published` | the settings that papers publish |
 
-`curvax/transforms/__init__.py` has the map of the modules, and follows a step through them.
+An argument outside its range raises a ValueError that names it, its value and the allowed values;
+`Raises:` in docstrings has other errors. `curvax/transforms/__init__.py` has the map of the
+modules, and follows a step through them.
 """
 
 from importlib import metadata as _metadata
@@ -104,15 +106,10 @@ from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
 from .transforms.layerwise._layerwise import layerwise
+from .transforms.linalg._coefficients import NEWTON_SCHULZ_COEFFICIENTS, polar_express
 from .transforms.linalg._inverse_root import inverse_root
 from .transforms.linalg._iterations import power_iteration
-from .transforms.linalg._polar import (
-    NEWTON_SCHULZ_COEFFICIENTS,
-    newton_schulz,
-    polar_qdwh,
-    polar_svd,
-)
-from .transforms.linalg._polar_express import polar_express
+from .transforms.linalg._polar import newton_schulz, polar_qdwh, polar_svd
 from .transforms.linalg._products import products
 from .transforms.matrices._form import MatrixAxes
 from .transforms.matrices._matrix_rule import MatrixRule
@@ -136,10 +133,9 @@ from .transforms.storage._storage import Storage, dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
 from .transforms.weights._averages import ema_nesterov, eval_params, primal_average, tail_average
+from .transforms.weights._bfloat16 import kahan_summation, master_weights, stochastic_rounding
 from .transforms.weights._clip_logits import clip_logits
 from .transforms.weights._int8 import from_int8, int8_weights, to_int8
-from .transforms.weights._kept_bits import kahan_summation, master_weights
-from .transforms.weights._stochastic_rounding import stochastic_rounding
 from .transforms.weights._weight_norms import keep_weight_norm, scale_by_weight_norm
 
 try:

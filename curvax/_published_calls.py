@@ -33,7 +33,7 @@ from .optimizers import (
     sumo,
 )
 from .transforms.directions._blend import trust_gate
-from .transforms.linalg._polar import NEWTON_SCHULZ_COEFFICIENTS
+from .transforms.linalg._coefficients import NEWTON_SCHULZ_COEFFICIENTS
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.refresh._policy import every
 from .transforms.state._inject import inject_hyperparams

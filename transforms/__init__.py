@@ -13,7 +13,7 @@
 - `storage`: how many bits factors, roots and bases take, one form a file; the codec and
   the values of its codes (`_codec`).
 - `weights`: what a step does with the weights beside the direction (`_weights_side`); parameters
-  in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`); averages.
+  in bfloat16 (`_bfloat16`) and in int8 (`_int8`); averages.
 - `linalg`: decompositions, roots, products (`_products`), loops over matrices (`_loops`).
 - `distribute`: a stack over devices: who holds which matrix (`_shares`), its way there and the work
   of one device (`_step`), the state (`_layout`), shardings (`_meshes`).

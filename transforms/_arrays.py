@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._paths import place_of
 from ._validate import is_usable, shown
 
 
 def check_matrices(tree: Any, method: str) -> None:
     """Requires every leaf of `tree` to be a real matrix or a batch of matrices `(..., m, n)`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = place_of(path)
         if jnp.ndim(leaf) < 2:
             raise ValueError(
                 f"{method} works on matrices (..., rows, columns), but the leaf {name!r} has shape "

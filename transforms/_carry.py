@@ -2,14 +2,10 @@
 
 The inner transformation of `in_subspace` or `in_eigenbasis` keeps its moments in the coordinates of
 a basis. When the basis changes, they are mapped to the new coordinates, by a `Carry` in a subspace
-and by `kronecker/_bases.py` in an eigenbasis. The class of a state declares them: `first_moments`
-and `second_moments` are names of its fields. First moments rotate with the basis. Second moments
-mix by the squares of the rotation in a subspace, and stay in an eigenbasis. For Optax's states,
-which declare nothing, the table is below. `quantize_state` asks the same, because second moments
-must not round to 0.
-
-Any other array with more than one number per matrix is an error, because no rule is known for it:
-factors, bases, quantized moments, row scales.
+and by `kronecker/_bases.py` in an eigenbasis. The class of a state declares them, in the names of
+fields `first_moments` and `second_moments`; for Optax's states, which declare nothing, the table is
+below. (`quantize_state` asks too, because second moments must not round to 0.) Any other array with
+more than one number per matrix, such as a factor, is an error, because no rule is known for it.
 """
 
 from __future__ import annotations
@@ -151,8 +147,8 @@ def keep() -> Keep:
 def rotate() -> Rotate:
     r"""Rotates first moments with the basis (SUMO): $M \leftarrow R M$, $R = U_{new}^\top U_{old}$.
 
-    Components outside the new subspace are lost. Second moments become $(R \circ R)\, v$, which is
-    never negative: the expected squares if the old coordinates are uncorrelated.
+    Components outside the new subspace are lost. Second moments become $(R \circ R)\, v$: the
+    expected squares if the old coordinates are uncorrelated.
     """
     return Rotate()
 

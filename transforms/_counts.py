@@ -52,11 +52,8 @@ class Counts(abc.ABC):
         return {"restarted": damaged, "damaged": damaged.astype(jnp.int32) - self.of("damaged")}
 
     def restarted(self) -> Any:
-        """The counters of matrices whose state starts anew.
-
-        All counters continue, but nothing has been refreshed or seen yet. A rejection makes a root
-        or subspace due at the next step, see `untried`.
-        """
+        """The counters of matrices whose state starts anew: nothing was refreshed or seen yet."""
+        # A rejection makes a root or subspace due at the next step, see `untried`.
         anew = {
             "refreshes": jnp.zeros_like,
             "seen": jnp.zeros_like,
@@ -67,10 +64,8 @@ class Counts(abc.ABC):
 
 
 def counters(named_tuple: type[Any]) -> type[Counts]:
-    """Gives a `NamedTuple` with a field `value` and an attribute `names` the methods of `Counts`.
-
-    Its only base stays `tuple`, by which checkpointing libraries know a named tuple.
-    """
+    """Gives a `NamedTuple` with a field `value` and an attribute `names` `Counts`' methods."""
+    # Their only base stays `tuple`, by which checkpointing libraries know a named tuple.
     for name in ("zeros", "of", "plus", "flags", "restarted"):
         setattr(named_tuple, name, vars(Counts)[name])
     Counts.register(named_tuple)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 _OF_POLAR = ("muon", "osgdm", "sumo", "swan", "orthogonalize")  # whose `method` is a polar factor's
@@ -20,42 +20,42 @@ _BLOCKS_OF_ALL = ("", "curvax.on_matrices(direction, curvax.MatrixRule(block_siz
 _OTHERS = ("others", "others=optax.adamw(1e-3, ...), the optimizer of all other parameters")
 _RATE = ("learning_rate", "the learning rate as the first argument")
 
-HINTS: dict[str, tuple[tuple[str, str], ...]] = {
-    "betas": (("b1 b2", "b1= and b2="), _B1, _B2),
-    **dict.fromkeys(("beta1", "beta_1", "momentum", "mu", "beta"), (_B1,)),
-    **dict.fromkeys(("beta2", "beta_2"), (_B2,)),
-    **dict.fromkeys(("beta3", "shampoo_beta"), (("b3", "b3="), _B2)),
-    **dict.fromkeys(("epsilon",), (("eps", "eps="),)),
-    **dict.fromkeys(("lr", "step_size"), (_RATE,)),
-    **dict.fromkeys(("solver", "algorithm", "preconditioner"), (_METHOD,)),
-    **dict.fromkeys(("ns_steps", "ns_coeffs", "ns_coefficients"), (_STEPS,)),
-    "block_size": (_BLOCKS, _BLOCKS_OF_ALL),
-    "storage": (("", "curvax.quantize_state(optimizer), which stores moments in few bits"),),
-    **dict.fromkeys(("head_wise", "output_layer", "family", "guess", "stack"), (_FIELD,)),
-    **dict.fromkeys(
-        ("max_precond_dim", "max_preconditioner_dim"), (("max_order", "max_order="), _BLOCKS)
-    ),
-    **dict.fromkeys(
-        ("precondition_frequency", "update_proj_gap", "update_freq", "update_interval"), (_REFRESH,)
-    ),
-    **dict.fromkeys(("mask", "wd_mask"), (("weight_decay_mask", "weight_decay_mask="),)),
-    **dict.fromkeys(("wd", "decay"), (("weight_decay", "weight_decay="),)),
-    **dict.fromkeys(("mu_dtype", "momentum_dtype"), (("dtype", "dtype="),)),
-    **dict.fromkeys(("adam_lr", "adamw_lr"), (("adam_learning_rate", "adam_learning_rate="),)),
-    **dict.fromkeys(
-        ("adam_b1", "adam_b2", "adam_betas", "adamw_betas", "adam_eps_root", "adam_weight_decay"),
-        (_OTHERS,),
-    ),
-    "muon_weight_dimension_numbers": (("weight_dimension_numbers", "weight_dimension_numbers="),),
+HINTS: dict[str, Sequence[tuple[str, str]]] = {
+    keyword: hints
+    for keywords, *hints in (
+        ("betas", ("b1 b2", "b1= and b2="), _B1, _B2),
+        ("beta1 beta_1 momentum mu beta", _B1),
+        ("beta2 beta_2", _B2),
+        ("beta3 shampoo_beta", ("b3", "b3="), _B2),
+        ("epsilon", ("eps", "eps=")),
+        ("lr step_size", _RATE),
+        ("solver algorithm preconditioner", _METHOD),
+        ("ns_steps ns_coeffs ns_coefficients", _STEPS),
+        ("block_size", _BLOCKS, _BLOCKS_OF_ALL),
+        ("storage", ("", "curvax.quantize_state(optimizer), which stores moments in few bits")),
+        ("head_wise output_layer family guess stack", _FIELD),
+        ("max_precond_dim max_preconditioner_dim", ("max_order", "max_order="), _BLOCKS),
+        ("precondition_frequency update_proj_gap update_freq update_interval", _REFRESH),
+        ("mask wd_mask", ("weight_decay_mask", "weight_decay_mask=")),
+        ("wd decay", ("weight_decay", "weight_decay=")),
+        ("mu_dtype momentum_dtype", ("dtype", "dtype=")),
+        ("adam_lr adamw_lr", ("adam_learning_rate", "adam_learning_rate=")),
+        ("adam_b1 adam_b2 adam_betas adamw_betas adam_eps_root adam_weight_decay", _OTHERS),
+        (
+            "muon_weight_dimension_numbers",
+            ("weight_dimension_numbers", "weight_dimension_numbers="),
+        ),
+    )
+    for keyword in keywords.split()
 }
 """By keyword: arguments of ours, and what to write. The first that the method has counts."""
 
 
-def check_keywords(made: Any, known: Collection[str], given: Iterable[str]) -> None:
+def check_keywords(made: Any, known: Collection[str], keywords: Iterable[str]) -> None:
     """Says what to give in place of the first keyword of `HINTS` that a function does not have."""
     name = getattr(made, "__name__", type(made).__name__)
     is_polar = name.removeprefix("scale_by_") in _OF_POLAR
-    for keyword in given:
+    for keyword in keywords:
         for argument, hint in () if keyword in known else HINTS.get(keyword, ()):
             if {*argument.split()} <= {*known} and (hint != _STEPS[1] or is_polar):
                 raise TypeError(
@@ -65,10 +65,8 @@ def check_keywords(made: Any, known: Collection[str], given: Iterable[str]) -> N
 
 
 def name_unknown_keywords(module: str, names: Iterable[str]) -> None:
-    """Lets the functions of a package say what to give in place of a keyword of `HINTS`.
-
-    Signatures stay as they are, for type checkers and for `inspect.signature`.
-    """
+    """Lets the functions of a package say what to give in place of a keyword of `HINTS`."""
+    # Signatures stay as they are, for type checkers and for `inspect.signature`.
     package = sys.modules[module]
     for name in names:
         make = getattr(package, name)

@@ -100,15 +100,18 @@ def path_names(paths: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
         while len(path) > 1 and (path in boxes or path in values):
             path = path[:-1]
         kept = [key for i, key in enumerate(path, 1) if path[:i] not in boxes]
-        names.append(keystr(tuple(kept), simple=True, separator="/"))
+        names.append(place_of(tuple(kept)))
     return tuple(names)
 
 
-def matches(name: str, pattern: str) -> bool:
-    """Whether a glob pattern matches the path or a node above it (`*` also matches "/").
+def place_of(path: tuple[Any, ...]) -> str:
+    """The spelling of a path of JAX as it is, boxes included."""
+    return keystr(path, simple=True, separator="/")
 
-    A path matches itself, also where it has brackets, which are sets of characters in a pattern.
-    """
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a glob pattern matches the path or a node above it (`*` also matches "/")."""
+    # A path may have brackets, which are sets of characters in a pattern.
     if name == pattern or name.startswith(f"{pattern}/"):
         return True
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
@@ -119,11 +122,17 @@ def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str])
     names = list(names)
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
-            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ValueError(
-                f"{argument}: the pattern {pattern!r} matches no parameter; the paths are {shown}."
+                f"{argument}: the pattern {pattern!r} matches no parameter; the paths are "
+                f"{first_of(names)}."
                 + (" In a pattern, [...] is a set of characters." if "[" in pattern else "")
             )
+
+
+def first_of(names: Iterable[str]) -> str:
+    """Eight paths at most, for an error."""
+    first = [*itertools.islice(names, 9)]
+    return ", ".join([*first[:8], "..."] if len(first) > 8 else first)
 
 
 def is_placeholder(params: Any) -> bool:
@@ -144,10 +153,8 @@ def shapes_around(named: NamedLeaves) -> dict[str, tuple[int, ...]]:
 
 
 def remembered(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`f(tree)`, computed once for trees of the same paths, shapes and dtypes, among equal others.
-
-    `init` and every `update` ask the rule about the same parameters.
-    """
+    """`f(tree)`, computed once for trees of one structure, shapes, dtypes and surroundings."""
+    # `init` and every `update` ask the rule about the same parameters.
     known: dict[Any, Any] = {}
 
     def value_of(tree: Any) -> Any:

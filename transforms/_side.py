@@ -52,10 +52,7 @@ LEFT, RIGHT = Side
 
 
 def sides_of(choice: str, x: Any, max_order: int | None = None) -> tuple[Side, ...]:
-    """The sides that `choice` selects for matrices `x (..., m, n)`; see the table above.
-
-    Sides of an order above `max_order` are left out.
-    """
+    """The sides of the table above for matrices `x (..., m, n)`, up to an order `max_order`."""
     if max_order is not None:
         sides = sides_of(choice, x)
         return tuple(side for side in sides if side.order(x) <= max_order)

@@ -14,10 +14,9 @@ or by more among the first $1/(1-b)$ gradients. A gradient that becomes $F$ time
 so is skipped $\lceil \log(F/c) / \log g \rceil$ times: with the defaults ($g = 1.45$) 7 times for
 $F = 100$, 99 times for $F = 10^{17}$.
 
-*Zero gradients* (pauses, skipped batches) do not change $\rho$. The first `warmup_steps` other
-gradients are never spikes. A finite gradient whose squares overflow always is a spike: Adam's
-second moment would stay infinite. *Non-finite* gradients pass unchanged; the guard handles them.
-*Cost*: one pass over the gradient; 12 bytes of state per matrix.
+*Zero gradients* do not change $\rho$. The first `warmup_steps` other gradients are never spikes. A
+finite gradient whose squares overflow always is one. *Non-finite* gradients pass unchanged; the
+guard handles them. *Cost*: one pass over the gradient; 12 bytes of state per matrix.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from ._arrays import check_matrices
 from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
-from ._trees import map_unzip
+from ._trees import map_unzip, widened
 from ._validate import as_transformation, check_state_given, checked
 
 
@@ -80,9 +78,6 @@ def skip_spikes(
 
     Returns:
       The transformation; extra arguments are passed through.
-
-    Raises:
-      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
 
     Example:
       >>> import curvax, jax.numpy as jnp, optax
@@ -141,9 +136,8 @@ def skip_spikes(
             counts = counts.plus(spikes=spike, seen=counted)
             return ~spike, jnp.where(counted, new, running).astype(running.dtype), counts
 
-        keep, running, counts = map_unzip(
-            3, judged, norms(updates), state.running_norm, state.counts
-        )
+        arguments = norms(updates), state.running_norm, state.counts
+        keep, running, counts = map_unzip(3, judged, *arguments)
         moved, inner_state = inner.update(kept(keep, updates), state.inner, params, **extra_args)
         return kept(keep, moved), SpikesState(running, counts, inner_state)
 
@@ -152,7 +146,6 @@ def skip_spikes(
 
 def _frobenius_norm(x: Any, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Array:
     """Frobenius norms: infinite if only the squares overflow, NaN if an entry is not finite."""
-    x = jnp.asarray(x)
-    wide = x.astype(np.promote_types(x.dtype, np.float32))
+    wide = widened(jnp.asarray(x))
     norm = jnp.sqrt(jnp.sum(wide * wide, axis=axis))
     return jnp.where(jnp.isfinite(wide).all(axis=axis), norm, jnp.nan)

@@ -1,11 +1,11 @@
 """One array of matrices at a time: a leaf of a tree, or a stack of the matrix view.
 
 Directions are written for one array `(..., m, n)`, and so are their states. `each_array` makes a
-transformation of trees of such a direction: its state is a tree of their states, and the arrays do
-not influence each other. On a single array, which is a tree too, it is the direction itself.
+transformation of trees of such a direction: its state is a tree of their states. On a single array,
+which is a tree too, it is the direction itself.
 
-Two things concern more than one array. Random keys are folded from the paths of parameters, of
-which a stack holds several; and staggered refreshes are dealt over the matrices of all arrays. Both
+Two things concern more than one array: random keys are folded from the paths of parameters, of
+which a stack holds several, and staggered refreshes are dealt over the matrices of all arrays. Both
 are decided in `init`, which reads the plan of the arrays here. The state keeps the result.
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from ._arrays import check_matrices
+from ._paths import place_of
 from ._recording import Work, holding, is_repeated, record
 from ._trees import map_unzip
 from ._validate import check_state_given
@@ -115,10 +116,7 @@ def each_array(
 
 
 def init_each(init: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of `init(x)` for each array of `tree`, inside its place in the plan.
-
-    The plan in force stays if it names the arrays of the tree; otherwise they make one.
-    """
+    """A tree of `init(x)` for each array of `tree`, in its place in the plan (`plan_of`)."""
     if jax.tree_util.all_leaves([tree]):
         return init(tree)
     plan, states = plan_of(tree), []
@@ -132,7 +130,7 @@ def init_each(init: Callable[[Any], Any], tree: Any) -> Any:
 def plan_of(tree: Any) -> Plan:
     """The plan of the arrays of `tree`: that in force, if it has them."""
     pairs = jax.tree_util.tree_leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
+    names = [place_of(path) for path, _ in pairs]
     plan = _plan.get()
     if plan is not None and plan.key is None and [*plan.arrays] == names:
         return plan
@@ -173,10 +171,8 @@ def matrix_names(x: Any) -> Members:
 def check_directions(
     part: str, inner: optax.GradientTransformation, like: Any, state: Any, params: Any = None
 ) -> None:
-    """Requires `inner` to give directions of the shapes of gradients like these, for `init`.
-
-    The products of `part`, the transformation around `inner`, would broadcast other shapes.
-    """
+    """Requires `inner` to give directions of the shapes of gradients like these, for `init`."""
+    # The products of `part`, the transformation around `inner`, would broadcast other shapes.
     if is_repeated():
         return
     arguments = (like, state, params)
@@ -186,8 +182,7 @@ def check_directions(
     pairs = jax.tree_util.tree_leaves_with_path(like)
     for (path, x), y in zip(pairs, jax.tree.leaves(directions), strict=False):
         if y.shape != x.shape:
-            place = jax.tree_util.keystr(path, simple=True, separator="/")
-            name = place or matrix_names(x)[0][0]
+            name = place_of(path) or matrix_names(x)[0][0]
             raise ValueError(
                 f"{part}: a direction inside must have the shape of its gradient, {x.shape} "
                 f"for {name!r}; got {y.shape}."
@@ -195,12 +190,8 @@ def check_directions(
 
 
 def matrix_keys(x: Any, seed: int) -> jax.Array:
-    """Key data, uint32 `(..., 2)`, for the matrices of `x (..., m, n)`.
-
-    A key is folded from the seed, the path of the parameter and the index of the matrix in it, so
-    it does not depend on stacks. Keys are stored as uint32 key data, which every checkpoint format
-    supports.
-    """
+    """Keys for the matrices of `x (..., m, n)`: of the parameter's path and the place in it."""
+    # Every checkpoint format supports key data, uint32 `(..., 2)`.
     base = jax.random.key(seed, impl=IMPLEMENTATION)
 
     def key_of(name: Any, place: Any) -> jax.Array:

@@ -15,10 +15,7 @@ from ._paths import is_hole, named_leaves
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
-    """Maps `f`, which returns `outputs` values per leaf of `tree`, and returns as many trees.
-
-    The trees in `rest` may have whole subtrees where `tree` has a leaf.
-    """
+    """Maps `f` over leaves of `tree` and subtrees of `rest`; a tree of each of its `outputs`."""
     leaves, treedef = jax.tree.flatten(tree)
     columns = [treedef.flatten_up_to(r) for r in rest]
     results = [f(*row) for row in zip(leaves, *columns, strict=True)]
@@ -46,23 +43,16 @@ def widened(tree: Any) -> Any:
 
 
 def in_full_range(tree: Any) -> Any:
-    """The arrays of `tree`, those in float16 in float32.
-
-    Adam's squares and epsilon would be 0 in float16, and a root infinite.
-    """
-
-    def ranged(x: Any) -> Any:
-        return x.astype(jnp.float32) if getattr(x, "dtype", None) == jnp.float16 else x
-
-    return jax.tree.map(ranged, tree)
+    """The arrays of `tree`, those in float16 in float32."""
+    # Adam's squares and epsilon would be 0 in float16, and a root infinite.
+    is_half = lambda x: getattr(x, "dtype", None) == jnp.float16  # noqa: E731
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if is_half(x) else x, tree)
 
 
 def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
-    """Parameters and gradients, as arrays of JAX where they are Python floats or NumPy's.
-
-    Gradients get the wider of their dtypes and their parameters', if there are any: a gradient in
-    bfloat16 has 8 bits; an update of parameters in float32 needs 24.
-    """
+    """Parameters and gradients, as arrays of JAX where they are Python floats or NumPy's."""
+    # Gradients get the wider of their dtypes and their parameters': a gradient in bfloat16 has 8
+    # bits; an update of parameters in float32 needs 24.
     params = _without_static(params, updates)
     params, updates = jax.tree.map(_as_array, (params, updates))
     if params is None:
@@ -100,11 +90,8 @@ def _without_static(params: Any, updates: Any) -> Any:
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
-    """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end.
-
-    Between the parts of a chain, updates have the gradients' dtype. This is too coarse if the next
-    part relies on an exact property (a rank, a mean of 0).
-    """
+    """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end."""
+    # In a chain, updates would be too coarse for an exact property (a rank, a mean of 0).
 
     def init(params: Any) -> Any:
         check_matrices(params, method)

@@ -246,20 +246,20 @@ RULES: dict[str, Rule] = {
 def rules_of(made: Any) -> dict[str, tuple[Rule, bool]]:
     """By argument of a factory or a value's class: its rule, and whether it takes `None` too."""
     owner = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower().removeprefix("scale_by_")
-    found = {}
+    rules = {}
     for name, parameter in inspect.signature(made).parameters.items():
         kind, none, _ = str(parameter.annotation).partition(" | None")
         rule = RULES.get(f"{owner}.{name}") or (Flag() if kind == "bool" else RULES.get(name))
         if rule is not None:
-            found[name] = rule, bool(none) or parameter.default is None
-    return found
+            rules[name] = rule, bool(none) or parameter.default is None
+    return rules
 
 
-def check_arguments(made: Any, given: Mapping[str, Any]) -> None:
+def check_arguments(made: Any, values: Mapping[str, Any]) -> None:
     """Checks arguments of a factory, or fields of a value's class."""
     for name, (rule, optional) in rules_of(made).items():
-        if name in given and not (optional and given[name] is None):
-            rule.check(name, given[name], " or None" * optional)
+        if name in values and not (optional and values[name] is None):
+            rule.check(name, values[name], " or None" * optional)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -282,8 +282,8 @@ def checked(factory: F) -> F:
 
 def check_fields(value: Any, but: Any = None) -> None:
     """Checks the fields of a value, `but` one that says nothing: its class' `__post_init__`."""
-    given = {name: x for name, x in vars(value).items() if but is None or x is not but}
-    check_arguments(type(value), given)
+    values = {name: x for name, x in vars(value).items() if but is None or x is not but}
+    check_arguments(type(value), values)
 
 
 NO_STATE = "state is None; it must be that of optimizer.init(params), or of the last update."
@@ -293,6 +293,13 @@ def check_state_given(state: Any) -> None:
     """Requires a state in `update`."""
     if state is None:
         raise ValueError(NO_STATE)
+
+
+def check_given(state: Any, params: Any) -> None:
+    """Requires a state and parameters in `update`."""
+    check_state_given(state)
+    if params is None:
+        raise ValueError("update needs params: optimizer.update(gradients, state, params).")
 
 
 def check_transformation(name: str, value: Any) -> None:

@@ -17,9 +17,9 @@ $$g = \mathrm{clip}\Big(\frac{\cos(S, A) - c}{1 - c}\Big)\,
 matrix by matrix, for the gradient $G$ that reaches the blend, each factor clipped to [0, 1]: $S$ is
 trusted as far as it agrees with $A$, and goes along the gradient as far as $A$ does.
 
-*What both share*, such as a momentum, is `shared`, so that it is computed and stored once. Then $A$
-and $S$ are of what it gives, and $G$ is still the gradient. Eigenbases change neither sums nor
-lengths: a blend within `in_eigenbasis` is one of directions outside that shares the basis' moments.
+*What both share*, such as a momentum, is `shared`: $A$ and $S$ are of what it gives, and $G$ is
+still the gradient. Eigenbases change neither sums nor lengths: a blend within `in_eigenbasis` is
+one of directions outside that shares the basis' moments.
 
 *Numerics.* float32 at least, for entries from 1e-30 to 1e30. A sum that is zero stays zero. *Cost*:
 two Gram matrices of the smaller side, `2m²n` FLOPs each for `m ≤ n`. *State*: that of all parts and
@@ -40,7 +40,7 @@ from .._counts import at_step, next_step
 from .._stacks import check_directions
 from .._trees import widened
 from .._validate import Number, Value, as_transformation, check_fields, checked, shown
-from ..linalg._numerics import inner_products, norms
+from ..linalg._numerics import divided, inner_products, norms, ratio
 from ..linalg._schatten import schatten_norms
 
 
@@ -65,7 +65,7 @@ class TrustGate(Value):
 
     def shares(self, a: jax.Array, s: jax.Array, g: jax.Array, count: jax.Array) -> Any:
         """The weights `(..., 1, 1)` of both directions."""
-        a, s, g = map(_of_length_1, (a, s, g))
+        a, s, g = (divided(x, norms(x)) for x in (a, s, g))
         agree = (inner_products(s, a) - self.min_agree) / (1 - self.min_agree)
         align = inner_products(s, g) / jnp.maximum(inner_products(a, g), 1e-8)
         gate: Any = jnp.clip(agree, 0, 1) * jnp.clip(align, 0, 1)
@@ -86,9 +86,6 @@ def trust_gate(
       lowest: its smallest share, or a schedule of it from step 0 on. In the record it is 0.45 until
         step 1375, and then falls to 0 at step 1625.
       highest: its largest share, or a schedule; in the record 0.85 before step 1625.
-
-    Raises:
-      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax
@@ -135,8 +132,7 @@ def blend(
       >>> nesterov = curvax.momentum(0.95, nesterov=True)
       >>> once = curvax.blend(optax.identity(), soap, curvax.trust_gate(), shared=nesterov)
     """
-    before = optax.identity() if shared is None else shared
-    before = as_transformation("shared", before)
+    before = as_transformation("shared", optax.identity() if shared is None else shared)
     parts = as_transformation("first", first), as_transformation("second", second)
     gated = isinstance(weights, TrustGate)
     if not gated and (not isinstance(weights, (tuple, list)) or len(weights) != 2):
@@ -155,12 +151,12 @@ def blend(
         return BlendState(jnp.zeros([], jnp.int32), *states)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        given, first_state = before.update(updates, state.shared, params, **extra_args)
-        results = [
-            part.update(given, part_state, params, **extra_args)
-            for part, part_state in zip(parts, (state.first, state.second), strict=True)
-        ]
-        directions, states = zip(*results, strict=True)
+        seen, shared_state = before.update(updates, state.shared, params, **extra_args)
+        directions, states = zip(
+            parts[0].update(seen, state.first, params, **extra_args),
+            parts[1].update(seen, state.second, params, **extra_args),
+            strict=True,
+        )
 
         def blended(g: jax.Array, *pair: jax.Array) -> jax.Array:
             a, s, g = widened((*pair, g))
@@ -170,16 +166,10 @@ def blend(
                 shares = [at_step(weight, state.count) for weight in weights]
             summed = shares[0] * a + shares[1] * s
             if length == "first":
-                norm, target = schatten_norms(summed), schatten_norms(a)
-                summed = summed * jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
+                summed = summed * ratio(schatten_norms(a), schatten_norms(summed))
             return summed.astype(pair[0].dtype)
 
         blends = jax.tree.map(blended, updates, *directions)
-        return blends, BlendState(next_step(state.count), first_state, *states)
+        return blends, BlendState(next_step(state.count), shared_state, *states)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _of_length_1(x: jax.Array) -> jax.Array:
-    norm = norms(x)
-    return x / jnp.where(norm == 0, 1, norm)

@@ -31,10 +31,8 @@ class ClipByLastNormState(NamedTuple):
     count: jax.Array  # t, int32 scalar
 
     def over_layers(self, new: Any) -> ClipByLastNormState:
-        """The sum over the layers `(layers,)`; those that kept this state have equal shares in it.
-
-        In each step of `optax.MultiSteps` but the last, all layers keep it.
-        """
+        """The sum over layers `(layers,)`; those that kept this state have equal shares in it."""
+        # In each step of `optax.MultiSteps` but the last, all layers keep it.
         kept = new.count == self.count
         squares = jnp.where(kept, self.squares / new.squares.size, new.squares)
         total = jnp.minimum(jnp.sum(squares), jnp.finfo(jnp.float32).max)
@@ -54,9 +52,6 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
 
     Returns:
       A transformation of leaves of any shape.
-
-    Raises:
-      ValueError: if `max_norm` is not positive.
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -7,14 +7,9 @@ M \leftarrow B - (1-\mu)\, P R^\top, \qquad Q \leftarrow R \, \mathrm{diag}(\|R_
 D = P Q^\top$$
 
 This is one step of power iteration from the last $Q$. Only the part of $B$ that the direction
-represents decays. The rest stays in $M$ as feedback, until a later step represents it. If the rank
-is full and $B Q$ has full rank, then $P P^\top = I$, and $M$ is Muon's momentum $\mu (M + G)$.
-
-*Difference to `in_subspace`*. Its bases come from the step's gradient, and it stores nothing of the
-rest, so the guard can check the projection in place of the gradient. Dion's basis comes from the
-momentum and the last factor of the *other* side. Its direction depends on $P$ itself, not only on
-the span, because columns of $R$ are normalized. And the rest returns at the next step, so the guard
-must check gradients before their projection.
+represents decays; the rest stays in $M$ as feedback (so the guard checks gradients before their
+projection, which suffices in `in_subspace`). If the rank is full and $B Q$ has full rank, then
+$P P^\top = I$, and $M$ is Muon's momentum $\mu (M + G)$.
 
 *Numerics.* float32 at least, `Precision.HIGHEST`; `orth` by QR, one matrix after the other. If a
 column of $R$ is rounding noise beside the longest, the direction has a zero column there, and the
@@ -56,7 +51,7 @@ def scale_by_dion(
 
     Args:
       rank: r; at most `min(m, n)` is used.
-      b1: μ, the decay rate of the part that the direction represents.
+      b1: μ in [0, 1), the decay rate of the part that the direction represents.
       side: the side of P: "left" (rows, as printed), "right", "smaller" or "larger". The paper's
         rows are outputs, which are the columns of kernels in Flax.
       seed: seed of the first Q, whose columns are random.
@@ -65,10 +60,6 @@ def scale_by_dion(
       A transformation on batches of matrices `(..., m, n)`. Its directions have at most the norm
       `√r`; the paper multiplies them by √(outputs / inputs), which `scale_by_shape` does for
       matrices with more outputs.
-
-    Raises:
-      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
-        names it.
 
     Example:
       >>> import curvax, optax

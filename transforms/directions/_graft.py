@@ -6,9 +6,8 @@ for the direction $\hat G$ and the transformation $T$ that sets the length: the 
 grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 15; Anil et al., 2020) or Adam's direction
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
-*Numerics.* Frobenius norms per matrix in float32 at least, for entries from 1e-30 to 1e30
-(`linalg/_numerics.py`), of a direction $\hat G$ that float16 gradients give in float32; if $\hat G$
-is zero, $D$ is zero.
+*Numerics.* Frobenius norms per matrix in float32 at least, for entries from 1e-30 to 1e30; if
+$\hat G$ is zero, $D$ is zero.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ def graft(
       >>> muon_with_adams_length = curvax.graft(curvax.scale_by_muon(), optax.scale_by_adam())
     """
     length = optax.identity() if length is None else length
-    for name, part in (("direction", direction), ("length", length)):
-        check_transformation(name, part)
+    check_transformation("direction", direction)
+    check_transformation("length", length)
     grafted = _graft(direction, length)
 
     def init(params: Any) -> GraftState:
@@ -71,10 +70,7 @@ def graft(
 def _graft(
     direction: optax.GradientTransformation, length: Any, warmup_steps: int = 0
 ) -> optax.GradientTransformation:
-    """`graft` of transformations whose directions are known to have the shapes of gradients.
-
-    The first `warmup_steps` updates are those of `length`, which must count its steps.
-    """
+    """`graft` without checks, whose first `warmup_steps` updates are those of `length`."""
 
     def init(params: Any) -> GraftState:
         return GraftState(direction.init(in_full_range(params)), length.init(widened(params)))
@@ -84,14 +80,15 @@ def _graft(
         directions, direction_state = direction.update(*arguments)
         # In bfloat16, Adam's second moment would stop changing.
         lengths, length_state = length.update(widened(updates), state.length, widened(params))
-        grafted = jax.tree.map(rescaled, directions, lengths)  # Alg. 2, line 15
-        if warmup_steps:
-            early = length_state.count <= warmup_steps
-            grafted = jax.tree.map(
-                lambda x, y: jnp.where(early, x.astype(y.dtype), y), lengths, grafted
-            )
-        grafted = jax.tree.map(lambda x, g: x.astype(g.dtype), grafted, updates)
-        return grafted, GraftState(direction_state, length_state)
+
+        def grafted(direction: jax.Array, length: jax.Array, g: jax.Array) -> jax.Array:
+            x = rescaled(direction, length)  # Alg. 2, line 15
+            if warmup_steps:
+                x = jnp.where(length_state.count <= warmup_steps, length.astype(x.dtype), x)
+            return x.astype(g.dtype)
+
+        trees = directions, lengths, updates
+        return jax.tree.map(grafted, *trees), GraftState(direction_state, length_state)
 
     return optax.GradientTransformation(init, update)
 
@@ -158,11 +155,8 @@ def adam(b1: jax.typing.ArrayLike = 0.95, eps: jax.typing.ArrayLike = 1e-8) -> A
     """Takes the length of Adam's direction, whose second decay rate is that of the statistics.
 
     Args:
-      b1: Adam's first decay rate.
-      eps: Adam's epsilon.
-
-    Raises:
-      ValueError: if `b1` is not in [0, 1) or `eps` is negative.
+      b1: Adam's first decay rate, in [0, 1).
+      eps: Adam's epsilon, 0 or more.
     """
     return AdamGraft(b1, eps)
 

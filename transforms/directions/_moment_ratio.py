@@ -6,10 +6,8 @@ D = M / (\sqrt v + \epsilon)$$
 *Division.* In a rotated space many entries of $G$ are rounding noise, and $M / \sqrt v$ would raise
 them to ±1. An entry gives 0 if $\sqrt v \le 64 \sqrt{\max(m, n)}\,\mathrm{eps}\,\max \sqrt v$,
 with the maximum over its matrix, or if $v = 0$. Most noise is that of eigenvectors: in SOAP's first
-step on random matrices up to 17 eps for order 6, 298 for 32 and 429 for 128 (measured on a CPU).
-In a subspace, where an entry is determined by whatever basis is used, `in_subspace` has set those
-within their own rounding to 0, and only `v = 0` gives 0. Batch entries do not influence each other.
-*Cost*: `10 mn` FLOPs.
+step on random matrices up to 17 eps for order 6, 298 for 32 and 429 for 128. In a subspace
+`in_subspace` has removed it, and only `v = 0` gives 0. *Cost*: `10 mn` FLOPs.
 
 *Bound.* By the Cauchy-Schwarz inequality, for $b_1^2 < b_2$ and averages that start at zero,
 
@@ -17,9 +15,9 @@ $$|M| = (1-b_1) \Big|\sum_k b_1^k G_{t-k}\Big| \le
 (1-b_1) \sqrt{\sum_k \frac{(b_1^2 / b_2)^k}{1-b_2}}\; \sqrt v \le
 \frac{1-b_1}{\sqrt{(1-b_2)(1-b_1^2/b_2)}}\; \sqrt v$$
 
-The bound is 1 for $b_1 = b_2$, and 7.3 for Adam's 0.9 and 0.999. Bias correction does not raise it:
-it makes both averages weighted means, and their bound grows with $t$ to the same number. The bound
-holds as long as $M$ and $v$ stay in the coordinates in which they were averaged.
+It is 1 for $b_1 = b_2$, and 7.3 for Adam's 0.9 and 0.999. Bias correction does not raise it: the
+bound of weighted means grows with $t$ to the same number. It holds as long as $M$ and $v$ stay in
+the coordinates in which they were averaged.
 """
 
 from __future__ import annotations
@@ -64,8 +62,8 @@ def moment_ratio(
     """Replaces matrices by the ratio of their first moment to the root of their second.
 
     Args:
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
       eps: added to the root of the second moment.
       bias_correction: whether to divide the moments by `1 - b1^t` and `1 - b2^t`.
       dtype: dtype of the stored first moment; `None` is that of the parameters, at least float32.
@@ -74,9 +72,6 @@ def moment_ratio(
       A transformation on batches of matrices `(..., m, n)`. An entry gives 0 if its second moment
       has a root of at most `64 √max(m, n) eps` times the largest one of its matrix. Its `update`
       takes another limit as `noise=`, as `in_subspace` gives it.
-
-    Raises:
-      ValueError: naming the argument that is outside its range.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -104,9 +99,8 @@ def moment_ratio(
         direction = ratio(first, second, eps, noise).astype(g.dtype)  # line 15
         return direction, MomentRatioState(count, m.astype(state.mu.dtype), v)
 
-    return optax.GradientTransformationExtraArgs(
-        *each_array("moment_ratio", init, update, work=None)
-    )
+    each = each_array("moment_ratio", init, update, work=None)
+    return optax.GradientTransformationExtraArgs(*each)
 
 
 def adam(
@@ -123,9 +117,8 @@ def largest_ratio(
 ) -> Any:
     """The bound on `|M| / √v`; see the module docstring. Infinite if `b1² >= b2`.
 
-    It holds per matrix while the basis stays. It is infinite if a basis has a `period` of 1: there
-    a turned moment is divided by a variance of the other basis at every step, and the papers'
-    trajectories exceed the bound. `whitened`: that of `kronecker/_whitened.py`, of `momentum(b1)`
+    It is infinite if a basis has a `period` of 1: there a turned moment is divided by a variance of
+    the other basis at every step. `whitened`: that of `kronecker/_whitened.py`, of `momentum(b1)`
     divided by the roots of eigenvalues that are averaged with `b2`.
     """
     xp = jnp if any(isinstance(x, Tracer) for x in (b1, b2, period)) else np
@@ -137,10 +130,9 @@ def largest_ratio(
 def ratio(
     m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0, noise: float | None = None
 ) -> jax.Array:
-    """Computes `m / (√v + eps)` of matrices `(..., m, n)`, 0 where `√v` is rounding noise.
+    """`m / (√v + eps)` of matrices `(..., m, n)`; 0 where `√v` is up to `noise` times the largest.
 
-    That is up to `noise` times the largest; by default, up to the noise of eigenvectors.
-    A matrix whose `v` has an entry that is not finite becomes NaN, so that the guard restarts it.
+    By default that is the noise of eigenvectors. A `v` that is not finite gives a matrix of NaN.
     """
     root = safe_root(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.

@@ -3,11 +3,9 @@ r"""One step size per neuron: NorMuon's second moment (Li et al., arXiv:2510.054
 $$v_j \leftarrow b_2 v_j + (1-b_2)\, \frac1m \sum_i O_{ij}^2, \qquad
 D = \hat O\, \|O\| \,/\, \|\hat O\|, \quad \hat O_{ij} = O_{ij} / (\sqrt{v_j} + \epsilon)$$
 
-for a direction $O$, such as Muon's. Neurons are the columns of a matrix, its outputs; the paper's
-weights are transposed, with outputs as rows. Newton-Schulz gives the neurons of a tall matrix
-unequal lengths. This transformation gives each neuron the same root mean square over time, and each
-matrix keeps its norm. The paper rescales to a root mean square of 0.2 instead, as
-`normalize_matrices(0.2)` does.
+for a direction $O$, such as Muon's, whose neurons have unequal lengths in a tall matrix. Neurons
+are the columns of a matrix, its outputs; the paper's weights are transposed. The paper rescales
+matrices to a root mean square of 0.2 instead, as `normalize_matrices(0.2)` does.
 
 *Numerics.* float32 at least. A neuron gives 0 if its $\sqrt{v}$ is rounding noise beside the
 largest of its matrix. *Cost*: two passes. *State*: one number per neuron.
@@ -43,16 +41,12 @@ def normalize_neurons(
     """Divides each neuron by the root of its second moment; each matrix keeps its norm.
 
     Args:
-      b2: decay rate of the second moments, which start at 0 without bias correction.
+      b2: decay rate in [0, 1) of the second moments, which start at 0 without bias correction.
       eps: added to their roots.
       side: the side of the neurons: "right" (columns), "left" (rows), "smaller" or "larger".
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
-
-    Raises:
-      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
-        names it.
 
     Example:
       >>> import curvax, optax

@@ -7,9 +7,8 @@ with $\eta_t = 1$ while $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al., 
 Algorithm 1 lines 9-10 and Algorithm 3 lines 4-6). As printed, one zero gradient would set
 $\phi = 0$ and keep all later directions at zero; here the limiter restarts.
 
-*Numerics.* Frobenius norms per matrix, in float32 at least. If the norm of a direction is not
-finite, the direction becomes zero and $\phi$ stays. *Cost*: one pass. *State*: one number per
-matrix.
+*Numerics.* Frobenius norms in float32 at least. If that of a direction is not finite, the direction
+becomes zero and $\phi$ stays. *Cost*: one pass. *State*: one number per matrix.
 """
 
 from __future__ import annotations
@@ -42,9 +41,6 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
-    Raises:
-      ValueError: if `gamma < 1`, or if a leaf is not a matrix.
-
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> limiter = curvax.limit_norm_growth(2.0)
@@ -69,7 +65,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
 def limited_norm(
     norm: jax.Array, last: jax.Array, gamma: jax.typing.ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the factor η and the limited norm, from a norm and the last limited norm."""
+    """The factor η and the limited norm, from a norm and the last limited norm."""
     limited = (last > 0) & (norm > gamma * last)
     factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)  # Alg. 1, line 9
     finite = jnp.isfinite(norm)

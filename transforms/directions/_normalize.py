@@ -26,7 +26,7 @@ import optax
 from .._arrays import check_matrices
 from .._trees import map_with_weights
 from .._validate import checked
-from ..linalg._numerics import safe_norm, safe_root, to_one
+from ..linalg._numerics import divided, safe_norm, safe_root, to_one
 from ..linalg._schatten import SPECTRAL, schatten_norms
 
 
@@ -79,9 +79,7 @@ def normalize_columns() -> optax.GradientTransformation:
 
 
 def _of_norm_1(x: jax.Array, axis: int) -> jax.Array:
-    norm = safe_norm(x, axis=axis, keepdims=True)
-    zero = norm == 0  # not if it is NaN
-    return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
+    return divided(x, safe_norm(x, axis=axis, keepdims=True))
 
 
 @checked
@@ -123,10 +121,7 @@ def normalize_matrices(
 
 
 def per_matrix(name: str, f: Callable[..., jax.Array], *, weights: bool = False) -> Any:
-    """A stateless transformation: `f` of each array of matrices, in float32 at least.
-
-    With `weights`, `f` takes its weights too.
-    """
+    """A stateless transformation: `f` of each array of matrices (and of its weights), widened."""
 
     def init(params: Any) -> optax.EmptyState:
         check_matrices(params, name)

@@ -3,12 +3,6 @@ r"""Orthogonalization: replaces each matrix by its polar factor.
 $$D = U V^\top \quad\text{for}\quad G = U \Sigma V^\top$$
 
 The values of `curvax.polar` are its methods; `linalg/_polar.py` has their cost and their numerics.
-`scale_by_shape` is Muon's scale, which makes orthogonal directions of different shapes comparable:
-
-| `consistent_rms` | factor | reference |
-|---|---|---|
-| `None` | $\sqrt{\max(1, n/m)}$ | Jordan et al., 2024 |
-| `c` | $c\sqrt{\max(m, n)}$ | Liu et al., arXiv:2502.16982 |
 """
 
 from __future__ import annotations
@@ -29,8 +23,8 @@ from .._stacks import each_array
 from .._validate import Value, as_value, check_fields, checked
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
-from ..linalg._numerics import magnitude, safe_norm, to_one
-from ..linalg._polar import Coefficients, coefficient_rows
+from ..linalg._coefficients import Coefficients, coefficient_rows
+from ..linalg._numerics import divided, magnitude, safe_norm, to_one
 
 
 class PolarMethod(Value):
@@ -57,20 +51,17 @@ class NewtonSchulz(PolarMethod):
     can_fail, by_products = False, True
 
     def __post_init__(self) -> None:
-        """Checks the arguments of `newton_schulz`."""
         check_fields(self)
         coefficient_rows(self.coefficients, self.steps)
-        named = isinstance(self.coefficients, str)
-        several = not named and isinstance(self.coefficients[0], Sequence)
-        if several and len(self.coefficients) > self.steps:
+        rows = self.coefficients
+        if not isinstance(rows, str) and isinstance(rows[0], Sequence) and len(rows) > self.steps:
             raise ValueError(
-                f"coefficients must have at most steps={self.steps} rows, got "
-                f"{self.coefficients!r}."
+                f"coefficients must have at most steps={self.steps} rows, got {rows!r}."
             )
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        how = self.coefficients, self.steps, self.eps, self.norm, self.dtype
-        x = _polar.newton_schulz(x, *how, axis_name)
+        arguments = self.coefficients, self.steps, self.eps, self.norm, self.dtype, axis_name
+        x = _polar.newton_schulz(x, *arguments)
         return x if self.dtype is None else x.astype(self.dtype)
 
 
@@ -113,17 +104,13 @@ class Balanced(PolarMethod):
         work = x.astype(np.promote_types(x.dtype, np.float32))
         largest = magnitude(work, (-2, -1), keepdims=True)
         work = work * to_one(largest)
-        scale = _reciprocal(safe_norm(work, axis=axis, keepdims=True))
+        scale = divided(1, safe_norm(work, axis=axis, keepdims=True))
         factor = self.method.factor((scale * work).astype(x.dtype), axis_name)
         for _ in range(self.rounds - 1):
             square = jnp.sum(factor.astype(work.dtype) ** 2, axis=axis, keepdims=True)
-            scale = scale * (min(m, n) / max(m, n) * _reciprocal(square)) ** self.beta
+            scale = scale * (min(m, n) / max(m, n) * divided(1, square)) ** self.beta
             factor = self.method.factor((scale * work).astype(x.dtype), axis_name)
         return factor
-
-
-def _reciprocal(x: jax.Array) -> jax.Array:
-    return jnp.where(x == 0, 0, 1 / jnp.where(x == 0, 1, x))
 
 
 def newton_schulz(
@@ -146,9 +133,6 @@ def newton_schulz(
       eps: added to this norm.
       dtype: dtype of the iterations and of the direction, such as bfloat16, in which devices then
         also exchange it (`mesh=`); `None` is that of the matrix.
-
-    Raises:
-      ValueError: if an argument is not allowed; the message names it.
 
     Example:
       >>> import curvax
@@ -203,9 +187,6 @@ def balanced(
       rounds: number of polar factors. One is the polar factor of normalized rows.
       beta: β, above 0.
 
-    Raises:
-      ValueError: if an argument is not allowed; the message names it.
-
     Example:
       >>> import curvax
       >>> optimizer = curvax.muon(0.02, method=curvax.polar.balanced())
@@ -230,10 +211,8 @@ def orthogonalize(
     """Replaces each matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
     Args:
-      method: "newton_schulz" (approximate, matrix products only), "svd" (exact; zero singular
-        values stay zero), "qr_svd" (the same after a QR down to the smaller order, for long
-        matrices), "qdwh" (exact for full rank) or "balanced" (Aurora's); or a value of
-        `curvax.polar`, such as `polar.newton_schulz(steps=3)`.
+      method: a value of `curvax.polar`, such as `polar.newton_schulz(steps=3)`; or the name of one
+        without arguments: "newton_schulz", "svd", "qr_svd", "qdwh" or "balanced".
       adaptive: whether to multiply the factor by its inner product with the matrix: the sum of the
         singular values, up to the error of the factor (Bernstein and Newhouse, arXiv:2409.20325).
 
@@ -242,9 +221,6 @@ def orthogonalize(
       counts failed decompositions, whose directions are zero. Its `update` takes `shared_axis=`:
       the axis or axes of an enclosing `shard_map` whose devices have the same matrices and divide
       the products of each, as with `axis_name=` of `newton_schulz`.
-
-    Raises:
-      ValueError: if an argument is not allowed, or if a leaf is not a matrix.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -284,7 +260,7 @@ def orthogonalize(
 def scale_by_shape(
     consistent_rms: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformation:
-    r"""Scales matrices by a factor that depends only on their shape, as Muon does.
+    r"""Scales matrices by a factor of their shape, so that orthogonal ones become comparable.
 
     Args:
       consistent_rms: `None` scales by $\sqrt{\max(1, n/m)}$ (Jordan et al.). A number `c` scales by

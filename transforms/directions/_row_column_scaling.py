@@ -5,9 +5,8 @@ $$s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \qquad q = \frac{G^{\odot 2} s}{\|s\
 $$\bar s \leftarrow b_2\,\bar s + (1-b_2)\,s, \quad \bar q \leftarrow b_2\,\bar q + (1-b_2)\,q,
 \quad D = \mathrm{diag}(\bar q)^{-1/2}\, G\, \mathrm{diag}(\bar s)^{-1/2}$$
 
-Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are power iterations on
-$G^{\odot 2}$: for a positive $G^{\odot 2}$ they converge to its principal singular pair
-(Proposition 3).
+Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are power iterations,
+which converge to the principal singular pair of a positive $G^{\odot 2}$ (Proposition 3).
 
 *Numerics.* float32 at least. Rows and columns that have always been zero give zero. If
 $G^{\odot 2}$ decomposes into blocks, or nearly so, the fixed point vanishes outside one block, and
@@ -34,7 +33,7 @@ import optax
 from .._counts import next_step
 from .._stacks import each_array
 from .._validate import checked, concrete
-from ..linalg._numerics import magnitude, power_of_two, shortened
+from ..linalg._numerics import magnitude, power_of_two, ratio, shortened
 
 
 class RowColumnState(NamedTuple):
@@ -49,16 +48,11 @@ class RowColumnState(NamedTuple):
 
 def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Array, jax.Array]:
     """Computes `q (..., m)` and `s (..., n)` of Eq. 16 for `squares = G² (..., m, n)`."""
-    q = jnp.ones(squares.shape[:-1], squares.dtype)
-
-    def over(x: jax.Array, y: jax.Array) -> jax.Array:
-        norm = jnp.sum(y * y, axis=-1, keepdims=True)
-        return jnp.where(norm > 0, x / jnp.where(norm > 0, norm, 1), 0)
-
-    s = jnp.zeros(squares.shape[:-2] + squares.shape[-1:], squares.dtype)
+    q = s = jnp.ones(squares.shape[:-1], squares.dtype)
+    square = lambda x: jnp.sum(x * x, axis=-1, keepdims=True)  # noqa: E731
     for _ in range(iterations):
-        s = over(jnp.einsum("...mn,...m->...n", squares, q), q)  # Eq. 16
-        q = over(jnp.einsum("...mn,...n->...m", squares, s), s)
+        s = ratio(jnp.einsum("...mn,...m->...n", squares, q), square(q))  # Eq. 16
+        q = ratio(jnp.einsum("...mn,...n->...m", squares, s), square(s))
     return q, s
 
 
@@ -73,8 +67,8 @@ def scale_by_rows_and_columns(
     """Scales rows and columns by running averages of RACS's two diagonals.
 
     Args:
-      b2: decay rate of the averages, which start at 0; `b2 = 0` uses only the current gradient.
-      iterations: rounds of the fixed-point iteration.
+      b2: decay rate in [0, 1) of the averages, which start at 0.
+      iterations: rounds of the fixed-point iteration, at least 1.
       bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not, so its first
         direction is `1 / (1 - b2)` times longer.
       limit: the largest root mean square of a matrix's direction, over rows and columns that have
@@ -82,9 +76,6 @@ def scale_by_rows_and_columns(
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
-
-    Raises:
-      ValueError: if `b2` is outside [0, 1), if `iterations < 1`, or if a leaf is not a matrix.
     """
 
     def init(p: Any) -> RowColumnState:

@@ -30,14 +30,11 @@ def add_cautious_decay(
     shape.
 
     Args:
-      weight_decay: λ.
+      weight_decay: λ, 0 or more.
       mask: which parameters decay, as in `optax.adamw`.
 
     Returns:
       A transformation that needs parameters.
-
-    Raises:
-      ValueError: if `weight_decay` is negative.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -58,26 +55,19 @@ def add_cautious_decay(
 
 
 def shrinking(d: jax.Array, w: jax.Array) -> jax.Array:
-    """Which entries of the weights `w` a step against the direction `d` makes smaller, or keeps.
-
-    Those of 0 are not among them.
-    """
+    """Which weights `w` other than 0 a step against the direction `d` makes smaller, or keeps."""
     # Signs, because a product may underflow to 0.
     return (jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0) & (w != 0)
 
 
 def mask_of(mask: Any) -> Any:
-    """A mask for Optax; a tree of booleans by path, whatever boxes hold it or the parameters.
-
-    `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
-    """
+    """A mask for Optax; a tree of booleans by path, whatever boxes hold it or the parameters."""
+    # `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
     marks = jax.tree.leaves(mask)
-    if not marks:
-        return mask
-    if marks[0] is mask and callable(mask):
-        return lambda params: _of_tree(mask(params), params)
+    if len(marks) == 1 and marks[0] is mask and callable(mask):
+        return lambda params: _mask_by_path(mask(params), params)
     _check_marks(marks)
-    return lambda params: _of_tree(mask, params)
+    return (lambda params: _mask_by_path(mask, params)) if marks else mask
 
 
 def _check_marks(marks: list[Any]) -> None:
@@ -89,7 +79,7 @@ def _check_marks(marks: list[Any]) -> None:
             )
 
 
-def _of_tree(mask: Any, params: Any) -> Any:
+def _mask_by_path(mask: Any, params: Any) -> Any:
     marks = jax.tree.leaves(mask)
     _check_marks(marks)
     if not marks or not all(isinstance(mark, (bool, np.bool_)) for mark in marks):
@@ -116,11 +106,8 @@ def _of_tree(mask: Any, params: Any) -> Any:
 def optional_decay(
     weight_decay: Any, decay: optax.GradientTransformation, *, counts: bool = False
 ) -> optax.GradientTransformation:
-    """Gives `decay`, which adds weight decay, or a form without effect if `weight_decay` is 0.
-
-    The state is the same either way, so a checkpoint survives switching decay on or off. Without
-    decay, `update` needs no parameters and reads none. `counts` says that the state has a counter.
-    """
+    """`decay`, or a form with its state that changes and reads nothing if `weight_decay` is 0."""
+    # A checkpoint survives switching decay on or off. `counts`: the state has a counter.
     # An injected number is an array, which may change later.
     if not (isinstance(weight_decay, (int, float)) and weight_decay == 0):
         return decay

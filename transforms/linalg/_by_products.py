@@ -16,11 +16,10 @@ most. Without a cutoff `CONVERGE` is last: three rounds that take all values to 
 
 *Numerics.* A factor of 2 from the cutoff, values are 0 and 1 up to 3e-13 without rounding; nearer
 ones may end between. `GROWTH` has the largest slope at 0 of all polynomials of degree 5 that are at
-most 1 on [0, 1.01], and at least 1/2 from the first place where they reach it. At 1 its slope is 6,
-so it needs the hundredth for rounding errors; a steeper one sends large values below 1/2, where
-rounding weighs more. In null spaces rounding is below an eighth of the cutoff
-`max(m, n) · eps · σ_max`, from 2 × 3 to 160 × 160. The Gram matrix alone would take fewer products
-with `X` if `n ≫ m`, but nothing below `√eps · σ_max` is left in it. `docs/xla.md` has the errors.
+most 1 on [0, 1.01] (the hundredth is for rounding errors), and at least 1/2 from the first place
+where they reach it: below, rounding weighs more. In null spaces rounding is below an eighth of the
+cutoff `max(m, n) · eps · σ_max`, from 2 × 3 to 160 × 160. (Nothing below `√eps · σ_max` is left in
+the Gram matrix alone.) `docs/xla.md` has the errors.
 
 *Cost* for `m ≤ n`: 13 rounds of `4m²n + 2m³` FLOPs for 160 × 160 in float32, 12 for 160 × 640, 16
 without a cutoff; and four products for the norm, `2m²n + 6m³`. With an `axis_name` of `shard_map`,
@@ -41,14 +40,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._coefficients import Row
 from ._loops import in_turn
 from ._numerics import safe_norm, to_one
 from ._products import exact_product
 
 AxisName = str | tuple[str, ...] | None
 """The axes of `shard_map` whose devices divide the work; `None` divides nothing."""
-
-Row = tuple[float, float, float]
 
 GROWTH: Row = (3.6548, -8.2034, 5.4810)
 CENTER: Row = (2.6708, -3.2853, 1.6386)  # the best approximation of 1 on [1/2, 1]

@@ -28,10 +28,7 @@ WIDTH = 128
 def factored(
     x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
 ) -> tuple[jax.Array, jax.Array]:
-    """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`.
-
-    "relative" damping multiplies ε by the largest entry.
-    """
+    """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`."""
     attempts = functools.partial(_attempts, eps=eps, relative=damping_mode == "relative")
     return attempts(x) if x.ndim == 2 else each_matrix(attempts, x, attempts)
 
@@ -65,10 +62,7 @@ def _attempts(
 
 
 def lower_factor(a: jax.Array) -> jax.Array:
-    """The lower Cholesky factor of symmetric `a (n, n)`, not finite if there is none.
-
-    On CPUs and GPUs also of a stack.
-    """
+    """The lower Cholesky factor of symmetric `a (n, n)`, or of a stack, or what is not finite."""
     # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
     by_rows = lambda a: in_rows(jax.lax.linalg.cholesky(a.mT, symmetrize_input=False))  # noqa: E731
     return by_rows(a) if a.ndim > 2 else by_platform(tpu=_lower_by_panels, default=by_rows)(a)

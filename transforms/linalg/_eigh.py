@@ -8,10 +8,9 @@ LAPACK or cuSOLVER returns. Equal eigenvalues leave the basis of their eigenspac
 
 *SVDs on TPUs and GPUs*, as in JAX's own for TPUs (Nakatsukasa and Higham, 2013), by the polar
 decomposition $X = H P$ and the eigendecomposition of $H = X P^\top = U \Sigma U^\top$. $P$ is made
-by products (`_by_products.py`) and has the singular vectors of $X$ from the start, so that values
-too small to converge, below `eps · σ_max`, only lower eigenvalues of $H$ that are rounding already.
-QR makes the rows of $U^\top P$ orthonormal also there. *Cost* for `m ≤ n`: 16 rounds of
-`4m²n + 2m³` FLOPs, and one `eigh` of order `m`.
+by products (`_by_products.py`); values below `eps · σ_max`, which do not converge there, only lower
+eigenvalues of $H$ that are rounding already, and QR makes the rows of $U^\top P$ orthonormal.
+*Cost* for `m ≤ n`: 16 rounds of `4m²n + 2m³` FLOPs, and one `eigh` of order `m`.
 """
 
 from __future__ import annotations
@@ -70,11 +69,8 @@ def thin_svd(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def leading_vectors(x: jax.Array, rank: int) -> jax.Array:
-    """The left singular vectors `(m, rank)` of `x (m, n)` with the largest singular values.
-
-    On TPUs and GPUs at most half of them are those of the Gram matrix: trailing ones of it, below
-    `√eps · σ_max`, would be rounding noise.
-    """
+    """The left singular vectors `(m, rank)` of `x (m, n)` with the largest singular values."""
+    # Trailing eigenvectors of a Gram matrix, below `√eps · σ_max`, would be rounding noise.
 
     def by_svd(x: jax.Array) -> jax.Array:
         return thin_svd(x)[0][:, :rank]

@@ -23,13 +23,10 @@ d_{\max}$, for
 $$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$$
 
 so that $\rho\,(d_{\max}/f)^{s/p} \le \|G\| / 320$: at most this share of the direction is noise.
-Others are rooted as they are, so a stale root is also right in directions that are new. Where $p =
-s$ and the damping is between the noise and $32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the formula itself
-raises the noise of a gradient of low rank; `kronecker/_noise.py` does better with the eigenpairs
-that FOAM and DR-Shampoo keep. Iterations do not tell eigenvalues apart: they add $f$ if the damping
-is noise. No float32 floor can tell the noise of a gradient in bfloat16 from a gradient.
-
-The iterations, and the cost of all methods, are in `_iterations.py`.
+Where $p = s$ and the damping is between the noise and $32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the
+formula itself raises the noise of a gradient of low rank; `kronecker/_noise.py` does better with
+the eigenpairs that FOAM and DR-Shampoo keep. Iterations do not tell eigenvalues apart: they add $f$
+if the damping is noise. They, and the cost of all methods, are in `_iterations.py`.
 """
 
 from __future__ import annotations
@@ -42,8 +39,9 @@ import jax.numpy as jnp
 
 from .._trees import widened
 from .._validate import OneOf, checked
+from ._coefficients import Rows
 from ._eigh import eigh
-from ._iterations import ITERATIONS, Rows, root_by_iteration
+from ._iterations import ITERATIONS, root_by_iteration
 from ._loops import each_matrix
 from ._numerics import EIGENVALUE_NOISE, RESOLVED, inexact, magnitude, power_of_two, ratio
 from ._products import exact_product
@@ -57,8 +55,7 @@ ROOTS: dict[str, tuple[str, Callable[[int], bool]]] = {
 """Those of iterations."""
 
 GRADIENT_NOISE = 0.1
-"""Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`; measured on gradients of
-rank 1 and 4, of 24 × 16 to 256 × 128."""
+"""Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`: measured."""
 DIRECTION_NOISE = 1 / 320
 """How much of a direction this noise may be. `tests/optimizers/test_rounding.py` measures it."""
 
@@ -104,11 +101,11 @@ def solve_root(
     """
     size = magnitude(a)
     by, damping, back = near_one(size, root, eps, damping_mode)  # squares stay in range
-    given, indefinite = (a * by, root, damping, damping_mode, floor), jnp.bool_(False)
+    arguments, indefinite = (a * by, root, damping, damping_mode, floor), jnp.bool_(False)
     if method == "eigh":
-        x, error, indefinite = inverse_root_by_eigh(*given)
+        x, error, indefinite = inverse_root_by_eigh(*arguments)
     else:
-        x, error = root_by_iteration(*given, method, rows)
+        x, error = root_by_iteration(*arguments, method, rows)
     finite = jnp.isfinite(size)
     x = jnp.where(finite, x * back, jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
@@ -155,8 +152,8 @@ def inverse_root(
       root: p. "coupled_newton" requires a power of 2, "products" 2, 4, 8, …, "newton_schulz" 2.
       eps: damping.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue, which iterations
-        estimate from below (0.4 % too small for Gaussian factors); or, with "eigh" only, "floor"
-        (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
+        estimate from below; or, with "eigh" only, "floor" (eigenvalues at least `eps`) or
+        "outside" (`(A^(1/p) + eps · I)^(-1)`).
       method: "eigh"; or an iteration of products, which GPUs and TPUs prefer: "products" takes 30
         of them for p = 2 and 49 for p = 4, "coupled_newton" as many as the matrix needs (63 to 76
         at a condition number of 1e6), "newton_schulz" 120. With `eps = 0` a rank-deficient matrix
@@ -165,9 +162,6 @@ def inverse_root(
     Returns:
       The roots, like `a`, and an error estimate per matrix, `(...)`: for "eigh" the relative
       residual of the decomposition, for the iterations `max |X^p (A + eps · I) - I|`.
-
-    Raises:
-      ValueError: if an argument is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax.numpy as jnp

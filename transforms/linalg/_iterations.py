@@ -30,15 +30,14 @@ cheaper on a CPU, where it takes as long as 14 products; on a GPU it is expensiv
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._validate import checked
+from ._coefficients import Rows, square_root_rows
 from ._loops import while_at_most
 from ._numerics import HIGHEST, RESOLVED, magnitude, safe_norm
 from ._products import exact_product
@@ -46,8 +45,6 @@ from ._schatten import SPECTRAL, schatten_norms
 
 MAX_ITERATIONS = 100  # of coupled Newton
 NEWTON_SCHULZ_STEPS = 40
-
-Rows = tuple[tuple[float, float, float], ...]  # coefficients of iterations
 
 
 @checked
@@ -57,9 +54,6 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     Starts from the row sums of `|a|`, which have a component along the leading eigenvector unless
     it cancels exactly. The relative error of the Rayleigh quotient is about
     `(λ₂/λ₁)^(2·iterations)`. A zero matrix gives zero.
-
-    Raises:
-      ValueError: if `iterations` is not a positive integer.
     """
 
     def power_step(_: jax.Array, v: jax.Array) -> jax.Array:
@@ -86,11 +80,9 @@ class _Newton(NamedTuple):
 
 
 def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
-    """`a^(-1/root)` for positive definite `a (n, n)`.
-
-    From the second step on `M ⪯ I`, whose largest difference from `I` can only fall, so growth by
-    more than a fifth is rounding error; the previous iterate is returned.
-    """
+    """`a^(-1/root)` for positive definite `a (n, n)`."""
+    # From the second step on `M ⪯ I`, so that growth of its largest difference from `I` by more
+    # than a fifth is rounding error; the previous iterate is returned.
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     z = (1 + root) / (2 * _norm_bound(a))
     tolerance = a.shape[-1] * jnp.finfo(a.dtype).eps
@@ -164,34 +156,6 @@ def _square_roots(
     return jax.lax.fori_loop(1, steps, coupled_step, (exact_product(a, first), first))
 
 
-@functools.cache
-def square_root_rows(condition: float, tolerance: float) -> np.ndarray:
-    """Coefficients `(a, b, c)` for eigenvalues of 1 / condition to 1, `(rounds, 3)`.
-
-    The largest distance of `t (a + b t² + c t⁴)` from 1 is least, by Remez' algorithm, until it is
-    below 1e-3; then `(15 - 10 t² + 3 t⁴) / 8`, which cubes it, until it is below the tolerance.
-    """
-    rows, low, high, error = [], condition**-0.5, 1.0, 1.0
-    while error > 1e-3:
-        row, error = closest_quintic(low, high)
-        rows.append(row)
-        low, high = 1 - error, 1 + error
-    while error > tolerance:
-        rows.append(np.array([15, -10, 3]) / 8)
-        error = 2.5 * error**3
-    return np.array(rows)
-
-
-def closest_quintic(low: float, high: float) -> tuple[list[float], float]:
-    """`(a, b, c)` that bring `t (a + b t² + c t⁴)` closest to 1 on an interval; the distance."""
-    points, row, error = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0]), [], 0.0
-    for _ in range(30):  # it converges quadratically
-        system = np.column_stack([points, points**3, points**5, [1, -1, 1, -1]])
-        *row, error = np.linalg.solve(system, np.ones(4))
-        points[1:3] = np.sort(np.sqrt(np.roots([5 * row[2], 3 * row[1], row[0]])))
-    return row, error
-
-
 def _norm_bound(a: jax.Array) -> jax.Array:
     """A bound of the largest eigenvalue, 1 for zeros; the Frobenius norm is often the tighter."""
     return _positive(jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), safe_norm(a)))
@@ -227,9 +191,8 @@ def root_by_iteration(
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
-    Both the damping in the mode "relative" and the `floor`, for damping that is rounding noise, are
-    multiples of the largest eigenvalue, as `power_iteration` finds it. With `rows` the root is what
-    these steps of Newton-Schulz leave of it.
+    "relative" damping and the `floor`, for damping that is rounding noise, are multiples of the
+    largest eigenvalue. With `rows` the root is what these steps of Newton-Schulz leave of it.
     """
     eye, largest = jnp.eye(a.shape[-1], dtype=a.dtype), power_iteration(a)
     added = damping * (largest if mode == "relative" else 1)

@@ -11,8 +11,6 @@
 
 A visit takes one entry out of a batch, works on it, and writes it back in place, so temporaries are
 those of one matrix. Refreshes that are not due cost nothing: their loop has no rounds.
-
-Loops whose number of rounds only the program knows have derivatives too (`while_at_most`).
 """
 
 from __future__ import annotations
@@ -39,10 +37,10 @@ class Groups(NamedTuple):
     enough: int | None = None  # of large ones, if the groups of many stacks may have one size
 
     def size(self, batch: int, numbers: int | None, about: int | None = None) -> int:
-        """Of the groups of a batch, for matrices with so many `numbers`; 1 for `None`.
+        """The largest group that divides a batch of matrices with so many `numbers`; 1 for `None`.
 
-        The largest; or the smallest from `about` on, if there is one, and 1 for less than `least`.
-        Of large matrices `about` is `enough` by default.
+        Or the smallest from `about` on (of large matrices from `enough`), if there is one, and 1 for
+        less than `least`.
         """
         if numbers is None:
             return 1
@@ -70,10 +68,7 @@ ROTATED = Groups(2**25, large=2**17, least=8, enough=12)
 def each_matrix(
     f: Callable[[jax.Array], Any], x: jax.Array, at_once: Callable[[jax.Array], Any] | None = None
 ) -> Any:
-    """Applies `f` to each matrix of `x (..., m, n)`: on GPUs to all at once, else in one loop.
-
-    `at_once` is `f` for a stack, by default `jax.vmap(f)`.
-    """
+    """`f` of each matrix of `x (..., m, n)`; `at_once` of a stack, by default `jax.vmap(f)`."""
     batch = x.shape[:-2]
     stack = x.reshape(-1, *x.shape[-2:])
     form = by_platform(gpu=at_once or jax.vmap(f), default=functools.partial(jax.lax.map, f))
@@ -115,12 +110,12 @@ def visit_all(
     Args:
       visit: maps an entry, and that of `inputs`, to a new entry of the same structure, shapes and
         dtypes; it takes batches of entries too.
-      batch: a pytree of arrays with the batch axes first, `batch_shape`.
+      batch: a pytree of arrays with the axes `batch_shape` first.
       batch_shape: these axes.
       count: the step, from 1, on which the number of rounds appears to depend: XLA unrolls a loop
         of one known round, and several loops then share no temporaries.
-      numbers: how many numbers the largest matrix has that `visit` makes of an entry, for the
-        groups of GPUs. With `None` only programs for TPUs visit one by one.
+      numbers: of the largest matrix that `visit` makes of an entry, for the groups of GPUs. With
+        `None` only programs for TPUs visit one by one.
       inputs: a pytree like `batch`, which `visit` only reads.
     """
     if numbers is None and not _may_take_turns(batch_shape):
@@ -141,10 +136,7 @@ def visit_due(
     group: int = 1,
     inputs: Any = (),
 ) -> Any:
-    """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,).
-
-    GPUs visit groups of so many entries of which one is due.
-    """
+    """Applies `visit` to entries that are due: bool, or bool (size,); on GPUs by groups of them."""
     each, due = functools.partial(_visit_groups, ndim=len(batch_shape)), declared(due)
     if group == 1:
         return each(visit, batch, inputs, due)
@@ -165,10 +157,8 @@ def visit_due(
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any) -> Any:
-    """`f(inputs, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
-
-    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
-    """
+    """`f(inputs, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes."""
+    # A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
     # Behind a barrier, or XLA computes before the loop what does not depend on the round.
     round_of = lambda j, s: f(behind_barrier((inputs, j))[0], s)  # noqa: E731
     return _rounds(due.astype(jnp.int32), round_of, state, most=1)
@@ -177,11 +167,8 @@ def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any)
 def while_at_most(
     most: int, unfinished: Callable[[Any], jax.Array], step: Callable[[Any], Any], state: Any
 ) -> Any:
-    """`lax.while_loop(unfinished, step, state)` of at most so many rounds, with all derivatives.
-
-    Where a derivative is taken, it is a scan of `most` rounds, without those behind the end: only a
-    loop of a fixed number of rounds has derivatives in reverse mode.
-    """
+    """`lax.while_loop(unfinished, step, state)` of at most so many rounds, with all derivatives."""
+    # Where one is taken, it is a scan of `most` rounds, because only these have reverse mode.
 
     @jax.custom_jvp
     def loop(captured: Any, state: Any) -> Any:
@@ -211,10 +198,8 @@ def while_at_most(
 
 @jax.custom_batching.custom_vmap
 def _of_any(flag: jax.Array) -> jax.Array:
-    """`flag`; under `vmap`, whether any of the batch is True.
-
-    A condition on a batch is a choice, whose tangents JAX cannot transpose in a rule for them.
-    """
+    """`flag`; under `vmap`, whether any of the batch is True."""
+    # A condition on a batch is a choice, whose tangents JAX cannot transpose in a rule for them.
     return flag
 
 
@@ -224,10 +209,8 @@ def _(size: int, is_batch: list[bool], flags: jax.Array) -> tuple[jax.Array, boo
 
 
 def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any], Any], Any]:
-    """A function of the arrays that `f` takes from around it, and of its argument; these arrays.
-
-    `jax.closure_convert` leaves integers in the function, which may be tracers.
-    """
+    """A function of the arrays that `f` takes from around it, and of its argument; these arrays."""
+    # `jax.closure_convert` leaves integers in the function, which may be tracers.
     made, shape = jax.make_jaxpr(f, return_shape=True)(argument)
     treedef = jax.tree.structure(shape)
 
@@ -246,11 +229,9 @@ def _rounds(number: jax.Array, step: Callable[[Any, Any], Any], state: Any, most
 
 
 def alone(f: Callable[[Any, Any], Any], inputs: Any, state: Any) -> Any:
-    """Runs one layer's update, `f(inputs, state)`, so that XLA:CPU writes its arrays in place.
-
-    For CPUs it is a loop of one round (`docs/xla.md`, "Loops and conditions"); without, unstacked
-    layers are updated only after all gradients exist. Elsewhere the loop adds temporaries.
-    """
+    """Runs one layer's update, `f(inputs, state)`, so that XLA:CPU writes its arrays in place."""
+    # Without the loop of one round, unstacked layers are updated only after all gradients exist
+    # (`docs/xla.md`, "Loops and conditions"). Elsewhere it adds temporaries.
 
     def in_loop(inputs: Any, state: Any) -> Any:
         due = jax.lax.optimization_barrier(jnp.ones([], bool))  # else XLA removes the loop
@@ -268,7 +249,7 @@ def _visit_groups(
     ndim: int,
     group: int = 1,
 ) -> Any:
-    """Visits all groups of so many entries or none, or those that are due, bool (groups,)."""
+    """Visits the groups of so many entries that are due: bool, or bool (groups,)."""
     flat, read = jax.tree.map(lambda x: x.reshape(-1, *x.shape[ndim:]), (batch, inputs))
     size, step = len(jax.tree.leaves(flat)[0]), declared(group)
     if due.ndim == 0:
@@ -289,8 +270,8 @@ def _visit_groups(
         i = next_of(j, last).astype(jnp.int32)
         # In a batch of one, a loop invariant.
         taken, _ = behind_barrier((jax.tree.map(lambda x: take(x, i), (flat, read)), j))
-        entry, own = in_rows(taken)
-        new = jax.tree.map(lambda x, y: y.astype(x.dtype), entry, visit(entry, own))
+        entry, inputs = in_rows(taken)
+        new = jax.tree.map(lambda x, y: y.astype(x.dtype), entry, visit(entry, inputs))
         return i, jax.tree.map(lambda x, y: put(x, y, i, 0), flat, in_rows(new))
 
     _, flat = _rounds(rounds, body, (jnp.int32(-1), flat), most=size // group)

@@ -28,10 +28,8 @@ TWO_SCALES = (2.0**51, 2.0**-40)
 
 @jax.jit
 def declared(choices: jax.Array) -> jax.Array:
-    """Flags or indices of matrices that only choose the order or form of work, not its results.
-
-    `layerwise` refuses every other number that depends on all layers.
-    """
+    """Flags or indices of matrices that only choose the order or form of work, not its results."""
+    # `layerwise` refuses every other number that depends on all layers.
     return choices
 
 
@@ -63,10 +61,8 @@ def safe_norm(
 def magnitude(
     x: jax.Array, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False
 ) -> jax.Array:
-    """The largest magnitude in `x`, or along `axis`: not finite if an entry is not, 0 if all are.
-
-    By bit patterns, where NaN is above infinity (`docs/xla.md`, "Maxima on CPUs").
-    """
+    """The largest magnitude in `x`, or along `axis`: not finite if an entry is not."""
+    # By bit patterns, where NaN is above infinity (`docs/xla.md`, "Maxima on CPUs").
     wide = widened(jnp.abs(x))
     bits = jax.lax.bitcast_convert_type(wide, f"int{8 * wide.dtype.itemsize}")
     largest = jnp.max(bits, axis=axis, keepdims=keepdims)
@@ -74,10 +70,7 @@ def magnitude(
 
 
 def power_of_two(largest: jax.Array) -> jax.Array:
-    """The exponent `e` (int32) for which `largest · 2^(-e)` is in [1/2, 1); 0 for 0.
-
-    Clipped to ±126, so that `2^(-e)` is a normal float32. Arbitrary if `largest` is not finite.
-    """
+    """The exponent `e`, int32, with `largest · 2^(-e)` in [1/2, 1), up to ±126; 0 for 0."""
     return jnp.clip(jnp.frexp(largest.astype(jnp.float32))[1], -126, 126)
 
 
@@ -91,16 +84,18 @@ def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
 
+def divided(a: jax.typing.ArrayLike, b: jax.Array) -> jax.Array:
+    """`a / b`, and 0 where `b` is 0; NaN where `b` is NaN."""
+    return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
+
+
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """Those of the matrices of `x` and `y (..., m, n)`: `(..., 1, 1)`."""
     return jnp.sum(x * y, axis=(-2, -1), keepdims=True)
 
 
 def significant(squares: jax.Array) -> jax.Array:
-    """Which of `squares (..., n)` have roots above the rounding noise of the largest one's root.
-
-    None if the largest is 0, or not finite.
-    """
+    """Which roots of `squares (..., n)` exceed the rounding noise of a finite largest one."""
     noise = (squares.shape[-1] * jnp.finfo(squares.dtype).eps) ** 2
     return squares > noise * jnp.max(squares, axis=-1, keepdims=True)
 

@@ -51,10 +51,8 @@ def by_platform(
 
 
 def gpus_have_bfloat16() -> bool:
-    """Whether XLA takes products of bfloat16, for all GPUs but NVIDIA's before the A100.
-
-    A process without a GPU compiles for one that does.
-    """
+    """Whether XLA takes products of bfloat16, for all GPUs but NVIDIA's before the A100."""
+    # A process without a GPU compiles for one that does.
     capability = getattr(jax.devices()[0], "compute_capability", "")  # "9.0"; AMD's "gfx942"
     return re.match(r"[1-7]\.", capability) is None
 
@@ -112,10 +110,8 @@ def identity(order: int, dtype: Any) -> jax.Array:
 
 
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Zeros on the mesh of `x`, whose leading axes `shape` has too.
-
-    Loops need them if the mesh's axes are Explicit; `zeros_like` drops it from JAX 0.11 on.
-    """
+    """Zeros on the mesh of `x`, whose leading axes `shape` has too."""
+    # Loops need them if axes are Explicit; `zeros_like` drops the mesh from JAX 0.11 on.
     return jnp.broadcast_to(jnp.where(False, x[..., :1, :1], 0), shape)
 
 

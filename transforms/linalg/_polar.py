@@ -17,9 +17,8 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 errors in the null space; the others work in float32 at least, one matrix after the other. A zero
 matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their
 products with `X`: they iterate on its Gram matrix, which is then computed anew (Gram Newton-Schulz,
-Zhang et al., 2026). Without a restart the error of five iterations in bfloat16 is above 1; with it
-0.03 for a Gaussian matrix and up to 0.2 for singular values from 1 to 1e-4, as with one iteration
-at a time (float16: 0.004 and 0.02; float32: 2e-6 and 2e-5; `tests/linalg/test_polar.py`).
+Zhang et al., 2026). Without this restart the error of five iterations in bfloat16 is above 1; with
+it, it is that of one iteration at a time (`tests/linalg/test_polar.py`).
 
 *Several devices.* Inside `shard_map` the devices of `axis_name` divide products
 (`_by_products.py`); on CPUs each device does all methods but Newton-Schulz in full.
@@ -36,78 +35,12 @@ import jax.numpy as jnp
 
 from .._side import side_of
 from .._trees import widened
-from .._validate import checked
 from ._by_products import UNROLLED, AxisName, Split, polar_by_products
+from ._coefficients import Coefficients, coefficient_rows
 from ._loops import each_matrix, in_turn
 from ._numerics import inexact, power_of_two, safe_norm, safe_root, to_one
 from ._platforms import by_platform
 from ._products import exact_product, gram
-
-_POLAR_EXPRESS = (
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
-    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
-    (1.875, -1.25, 0.375),
-)
-_SAFETY = 1.01  # Algorithm 1 of the paper: guards all rows but the last against σ just above 1
-
-NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
-    # Jordan et al., Muon (2024): largest slope at 0; singular values end up in about [0.7, 1.2].
-    "quintic": ((3.4445, -4.7750, 2.0315),),
-    # An et al., ASGO, section C.3: converges to 1, slowly from small singular values.
-    "classical": ((2.0, -1.5, 0.5),),
-    # Amsel et al., "The Polar Express", arXiv:2505.16932, Algorithm 1: optimal for singular values
-    # in [1e-3, 1]; the last row repeats.
-    "polar_express": (
-        *((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS[:-1]),
-        _POLAR_EXPRESS[-1],
-    ),
-    # Boissin et al., Turbo-Muon, arXiv:2512.04632, official code, for a start by "aol": the last
-    # four of Jiacheng You's five. They bring singular values from 0.02 on to [0.97, 1.15].
-    "turbo_muon": (
-        (3.9505, -6.3029, 2.6377),
-        (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046),
-        (2.8366, -3.0525, 1.2012),
-    ),
-    # DeepSeek-V4's report, as in NVIDIA's Emerging-Optimizers, for 10 steps: Muon's eight times,
-    # and "classical", which converges, for the last two.
-    "deepseek_v4": (*[(3.4445, -4.7750, 2.0315)] * 8, (2.0, -1.5, 0.5)),
-}
-"""Published coefficients (a, b, c), one row per iteration; the last row repeats."""
-
-Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
-
-
-@checked
-def coefficient_rows(
-    coefficients: Coefficients, steps: int
-) -> tuple[tuple[float, float, float], ...]:
-    """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one."""
-    if not isinstance(coefficients, (str, Sequence)):
-        raise ValueError(
-            f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."
-        )
-    rows: Any = coefficients
-    if isinstance(coefficients, str):
-        if coefficients not in NEWTON_SCHULZ_COEFFICIENTS:
-            raise ValueError(
-                f"coefficients must be one of {', '.join(map(repr, NEWTON_SCHULZ_COEFFICIENTS))}, "
-                f"three numbers or rows of three; got {coefficients!r}."
-            )
-        rows = NEWTON_SCHULZ_COEFFICIENTS[coefficients]
-    elif not all(isinstance(row, Sequence) for row in coefficients):
-        rows = (coefficients,)
-    rows = [tuple(map(float, row)) for row in rows]
-    if not rows or any(len(row) != 3 for row in rows):
-        raise ValueError(
-            f"coefficients must be three numbers or rows of three, got {coefficients!r}."
-        )
-    return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))
 
 
 def newton_schulz(
@@ -159,9 +92,8 @@ def newton_schulz(
     def approximated(x: jax.Array) -> jax.Array:
         x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
         whole, rest = divmod(max(0, len(rows) - at_once), at_once)
-        x = jax.lax.fori_loop(
-            0, whole, lambda i, x: more(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
-        )
+        iterate = lambda i, x: more(x, at_once * (i + 1), at_once)  # noqa: E731
+        x = jax.lax.fori_loop(0, whole, iterate, x, unroll=UNROLLED)
         x = more(x, len(rows) - rest, rest) if rest else x
         return split.gathered(x).astype(dtype)
 
@@ -178,9 +110,8 @@ def _first_iterations(
 ) -> jax.Array:
     """Iterations from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
-    `x` itself is only scaled by a power of two. The norm comes from its Gram matrix, and divides
-    the Gram matrix and the product of the `B`s instead of `x`. "aol" has a norm per row of the Gram
-    matrix. Takes all of `x`, returns the device's part.
+    `x` itself is only scaled by a power of two: its norm ("aol": one per row) divides its Gram
+    matrix and the product of the `B`s. Takes all of `x`, returns the device's part.
     """
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
     side, part = side_of("smaller", x), widened(split.device_part(x))
@@ -200,11 +131,8 @@ def _first_iterations(
 
 
 def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
-    """The product of the `B`s of some iterations, from the Gram matrix `A (..., m, m)` before them.
-
-    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, so `A` becomes `BAB`; on the
-    right side, all of this there.
-    """
+    """The product of the `B`s of iterations, from the Gram matrix `A (..., m, m)` before them."""
+    # An iteration is `X ← BX` with `B = aI + bA + cA²`, so `A` becomes `BAB`.
     eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
     product = factor = None
     for a, b, c in rows:
@@ -220,18 +148,13 @@ def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None)
     """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
 
     Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
-    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`: a polar factor
-    needs no singular vectors.
+    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`.
     """
     return _on_range(_by_svd, x, size or max(x.shape[-2:]), axis_name)
 
 
 def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-    """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order.
-
-    On TPUs and GPUs it is `polar_svd`, whose products are with matrices of the smaller order
-    anyway; a QR goes column by column.
-    """
+    """Like `polar_svd`, on CPUs after a QR decomposition: the SVD has only the smaller order."""
     return _on_range(_by_qr_svd, x, max(x.shape[-2:]), axis_name)
 
 
@@ -281,12 +204,7 @@ def _by_qr_svd(x: jax.Array, size: int) -> jax.Array:
 
 
 def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-    """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
-
-    For `x` of full rank: the null space of `x` is filled with directions of any length up to 1, not
-    with zeros. On TPUs and GPUs by products alone (`_by_products.py`), which devices divide as in
-    `newton_schulz`.
-    """
+    """The polar factor of `x (..., m, n)` of full rank: by QDWH, or by products (see above)."""
     x = inexact(x)
     wide = x.shape[-2] < x.shape[-1]
 

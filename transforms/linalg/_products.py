@@ -1,14 +1,9 @@
-"""Products of matrices: those of a step, and those of decompositions.
-
-| | precision | a stack on a TPU | a large one on a TPU |
-|---|---|---|---|
-| `multiplied`, `gram` | as given | at once, so callers take turns | as it is |
-| `exact_product` | full, or of the context | one matrix after the other | in tiles |
+"""Products of matrices: those of a step, and those of decompositions (`exact_product`).
 
 Products with transposes are contractions, and tiles are for the time to compile (`docs/xla.md`,
-"Layouts" and "TPUs"). Products of triangles leave out tiles of zeros. An operation gives its
-products a level by the context `at`, which takes the place of JAX's default precision in
-`multiplied` and `gram`, and of full precision in `exact_product`:
+"Layouts" and "TPUs"). An operation gives its products a level by the context `at`, which takes the
+place of JAX's default precision in `multiplied` and `gram`, and of full precision in
+`exact_product`:
 
 | level | programs for GPUs | for TPUs |
 |---|---|---|
@@ -85,13 +80,10 @@ def products(
         GPUs and bfloat16 on TPUs, but "float32" on the way into bases where inverses amplify its
         errors: those of roots, and of gradients that are whitened.
       statistics: of Gram products. `None` is "bf16x3" in programs for TPUs and for GPUs that have
-        bfloat16 (from the A100 on), where statistics are kept in their bases: there a Gram matrix
-        is graded, and its errors are relative to each of its rows. Elsewhere it is "float32", and
-        so it is with `method="eigh"`, "qr" and stored roots.
+        bfloat16 (from the A100 on), where statistics are kept in their bases, which make errors
+        relative to each row. Elsewhere, and with `method="eigh"`, "qr" and stored roots, it is
+        "float32".
       refresh: of rotations, roots and the moments that turn along. `None` is as for `statistics`.
-
-    Raises:
-      ValueError: if a level is none of "float32", "bf16x6", "bf16x3" and "bf16".
     """
     for name, level in (("step", step), ("statistics", statistics), ("refresh", refresh)):
         OneOf((None, *LEVELS)).check(name, level)
@@ -107,10 +99,7 @@ def as_products(value: str | Products | None) -> Products:
 
 
 def at(level: str | None) -> contextlib.AbstractContextManager[Any]:
-    """The context in which products have this level; `None` changes nothing.
-
-    JAX traces a function anew in another context.
-    """
+    """The context in which products have this level; `None` changes nothing."""
     return contextlib.nullcontext() if level is None else LEVEL(level)
 
 
@@ -158,12 +147,14 @@ def multiplied(
         gpu = halved if gpus_have_bfloat16() else exactly
         return by_platform(gpu=gpu, tpu=halved, default=exactly)(a, b)
     leveled = functools.partial(form, precision=LEVELS[precision])
-    if precision in ("bf16", "bf16x3"):
-        rounded = lambda a, b: exactly(_rounded(a), _rounded(b))  # noqa: E731
-        halved = functools.partial(_of_halves, exactly)
-        emulated = halved if precision == "bf16x3" else rounded
-        return by_platform(cpu=emulated, default=leveled)(a, b)
-    return leveled(a, b)
+    emulated = {"bf16": _of_rounded, "bf16x3": _of_halves}.get(precision)
+    if emulated is None:
+        return leveled(a, b)
+    return by_platform(cpu=functools.partial(emulated, exactly), default=leveled)(a, b)
+
+
+def _of_rounded(exactly: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    return exactly(_rounded(a), _rounded(b))
 
 
 def _of_halves(exactly: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
@@ -186,8 +177,7 @@ def _rounded(x: jax.Array) -> jax.Array:
 def exact_product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
     """`a b` for `a (..., m, k)` and `b (..., k, n)` of one dtype; `transpose_a`: `a (..., k, m)`.
 
-    In full precision or at the level of the context. `transpose_a` takes no memory on a TPU, where
-    `a.mT` would.
+    In full precision or at the level of the context; on TPUs in turn, and large ones in tiles.
     """
     exactly = functools.partial(multiplied, precision=LEVEL.value or HIGHEST)
     form = (lambda a, b: exactly(a.mT, b)) if transpose_a else exactly

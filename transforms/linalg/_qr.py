@@ -12,9 +12,8 @@ turns the basis and does not distort it.
 upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan, 1989; Puglisi,
 1992). Loops over panels keep programs small at any order. Decompositions for TPUs, and on GPUs
 those of stacks of `MANY` matrices and more (`docs/xla.md`, "GPUs"), factor a panel column by column
-and apply it to all columns, of which the finished ones stay as they are. Bases are as orthonormal
-as by LAPACK, also of dependent columns and zeros; a column that is not finite gives one that is
-not. Where columns are independent, all have derivatives.
+and apply it to all columns. Bases are as orthonormal as by LAPACK, also of dependent columns and
+zeros; a column that is not finite gives one that is not.
 
 *Cost.* A decomposition `m × n`, `m ≥ n`, takes about `4 m n²` FLOPs for the reflectors and `3 m n²`
 for the basis. `panels_of` takes `4 d² b`, and `2 d²` of memory. In place of the `2 d²n` FLOPs of a
@@ -46,8 +45,7 @@ PANEL = 64
 """Reflectors that are applied together."""
 
 MOST_LOOPS, LEAST_PANELS, LEAST_FORMED = 4, 4, 2
-"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix: more
-loops save FLOPs and make programs longer."""
+"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix."""
 
 
 def _or_by_panels(by_panels: Callable[[jax.Array], Any]) -> Callable[..., Any]:
@@ -139,10 +137,8 @@ def _complement_by_panels(u: jax.Array) -> jax.Array:
 
 
 def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V (m, k)` and `R (k, n)` with `a = H_1 ⋯ H_k R` for `a (m, n)`, `k = min(m, n)`.
-
-    `H = I - v vᵀ` for each column `v` of `V`, of squared length 2 and zero above the diagonal.
-    """
+    """`V (m, k)` and `R (k, n)` with `a = H_1 ⋯ H_k R` for `a (m, n)`, `k = min(m, n)`."""
+    # `H = I - v vᵀ` for each column `v` of `V`, of squared length 2 and zero above the diagonal.
     m, n = a.shape
     k = min(m, n)
     rows = jnp.arange(m)

@@ -22,9 +22,9 @@ $\ell \approx \|K\|_2$, from four steps of power iteration with $K^2$ from the v
 lengths. $K$ is antisymmetric, so $T$ is a rotation up to $f^6 K^6 / 64$.
 
 A rotation with $\ell < 0.3$ is the last: the rest is of order $\ell^2$, but for close eigenvalues,
-which converge slowly and matter little. Roots need $\ell < 0.1$, because what is left between a
-large eigenvalue and a small one is a large share of the small one. Nothing is sorted: columns keep
-their eigenvalues and moments, which take the product of all turns once.
+which matter little. Roots need $\ell < 0.1$, because what is left between a large eigenvalue and a
+small one is a large share of the small one. Nothing is sorted: columns keep their eigenvalues and
+moments, which take the product of all turns once.
 
 *Straight bases.* Rounding and long rotations leave a basis that is not quite orthonormal,
 $U^\top U = I + E$. Where the defect $\|E x\| / \|x\|$ for one vector $x$ of signs, about the root
@@ -33,9 +33,8 @@ rotation, or after an exact turn. $H$, moments and gradients take it as any othe
 $U^\top L U$, and what the range of $L$ has does not leak into its null space.
 
 *Cost* for order `d`: 6 products, `12 d³` FLOPs, for each rotation, and as many for a turn that
-straightens. By default these are in three passes of bfloat16 on GPUs and TPUs (`HALVES` of
-`_products.py`); a TPU refreshes one matrix after the other (`_loops.py`). An exact turn takes one
-product beside the decomposition.
+straightens, by default in three passes of bfloat16 on GPUs and TPUs (`HALVES` of `_products.py`).
+An exact turn takes one product beside the decomposition.
 """
 
 from __future__ import annotations
@@ -112,10 +111,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 
 
 def by_rotations(u: jax.Array, h: jax.Array, most: int, short: float = SHORT) -> Turn:
-    """At most so many rotations and turns that straighten the basis where it is not orthonormal.
-
-    One that is shorter than `short` is the last.
-    """
+    """At most so many rotations, until one is shorter than `short`, and turns that straighten."""
     scale, eye = to_one(magnitude(h)), _eye(h)
 
     def again(loop: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -156,10 +152,7 @@ def orthonormal(u: jax.Array) -> jax.Array:
 
 
 def straightened(u: jax.Array, turn: Any = None, h: Any = None) -> tuple[jax.Array, Any, Any]:
-    """`u (d, d)`, made orthonormal by at most four Newton-Schulz steps if its defect shows.
-
-    The `turn` that led to this basis, and the statistic `h` in it, follow.
-    """
+    """`u (d, d)` orthonormal by Newton-Schulz steps if its defect shows; `turn` and `h` follow."""
 
     def straightening_step(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         steps, u, turn, h = loop
@@ -199,10 +192,7 @@ def generator(h: jax.Array) -> jax.Array:
 
 
 def _length(k: jax.Array, square: jax.Array) -> jax.Array:
-    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below.
-
-    In JAX's default precision, one pass of bfloat16 on TPUs: it says when to end.
-    """
+    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below."""
     v = safe_norm(k, axis=0)
     for _ in range(3):
         v = square @ v  # rows of k are at most 0.7 long, so nothing overflows

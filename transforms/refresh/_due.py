@@ -1,10 +1,8 @@
 """Refreshing only the matrices that are due, in loops over them (`linalg/_loops.py`).
 
 With `stagger` the matrices of all arrays of the plan (`_stacks.py`) are distributed over the steps
-of the period, in groups of one array and device, the most expensive first, each to the step with
-the least work so far of its device. The state keeps the step of each matrix. The groups are those
-that GPUs refresh at once; where a batch has others (a part of a stack, or a state of another mesh),
-what is due of a group goes one by one.
+of the period, in the groups that GPUs refresh at once, the most expensive first, each to the step
+with the least work so far of its device. The state keeps the step of each matrix.
 """
 
 from __future__ import annotations
@@ -67,8 +65,8 @@ def phases_of(
 ) -> list[jax.Array | None]:
     """When the matrices of `x (..., m, n)` are due: steps of the period, int32 `(...)`.
 
-    Each of `refreshings` maps an array of the plan to what it takes to refresh one of its matrices;
-    `None` if they are never refreshed. Each gets the phases of `x`; `None` if nothing is staggered.
+    They are for each of `refreshings`, which maps an array of the plan to what it takes to refresh
+    one of its matrices, or `None` if they never are. `None` if nothing is staggered.
     """
     if not schedule.stagger:
         return [None] * len(refreshings)
@@ -94,10 +92,7 @@ def untried(state: Any) -> jax.Array:
 
 
 def _deal(works: Sequence[tuple[Refreshing, np.ndarray]], schedule: Every) -> list[np.ndarray]:
-    """The phase of the period at which each matrix is due, from its cost and its device.
-
-    Of each array a device has an equal share in order, and single matrices of the remainder.
-    """
+    """The phase of each matrix; devices have equal shares of each array, and some of the rest."""
     number = 1 + max((max(owners, default=0) for _, owners in works), default=0)
     load = np.zeros((number, schedule.period))
     phases = [np.zeros(len(owners), np.int32) for _, owners in works]

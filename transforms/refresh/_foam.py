@@ -16,13 +16,11 @@ first check always refreshes.
 *Numerics.* Powers take $\max(d, 0)$. `rounding_floor · eps(dtype) · d_max` is rounding noise:
 entries of $E$ up to it count as zero, and $d + \epsilon$ counts as no less, because roots are
 floored too (`kronecker/_noise.py`). Whitened by a smaller $\epsilon$, noise would force a refresh
-of every rank-deficient float32 factor at every check. Rows that have always been zero,
-such as the padding of blocks, do not enter $\alpha$: eigenvectors of zero rows alone never meet a
-gradient, and $H_{ii}$ is exactly 0 for them. (Rounding keeps $H_{ii}$ from 0 for other
-eigenvectors of a null space, unless all gradients cancel in them exactly, and in few bits for
-eigenvectors of zero rows.) If $E$ is indefinite, $h$ bounds nothing: it can be far below the true
-error. What rotations leave off the diagonal of $H$ is a part of $E$, because the root does not have
-it. Cost of a check: a reduction of $H$.
+of every rank-deficient float32 factor at every check. Rows that have always been zero, such as the
+padding of blocks, have $H_{ii} = 0$ and do not enter $\alpha$: their eigenvectors never meet a
+gradient. If $E$ is indefinite, $h$ can be far below the true error. What rotations leave off the
+diagonal of $H$ is a part of $E$, because the root does not have it. Cost of a check: a reduction of
+$H$.
 """
 
 from __future__ import annotations
@@ -37,10 +35,9 @@ from ..linalg._numerics import EIGENVALUE_NOISE, safe_norm
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
 ROUNDING_FLOOR = EIGENVALUE_NOISE
-"""A change or an eigenvalue up to this multiple of `eps · d_max` is noise. Whitening amplifies
-noise of E most among small eigenvalues. There, for float32 factors of orders 16 to 512, it is at
-most 4.2 right after a decomposition and 6.8 after 75 more steps (measured in November 2026). The
-drawback: a real change of an eigenvalue below this floor goes unnoticed."""
+"""A change or an eigenvalue up to this multiple of `eps · d_max` is noise. Among small eigenvalues
+of float32 factors of orders 16 to 512 it is at most 4.2 right after a decomposition, and 6.8 after
+75 more steps. The drawback: a real change of an eigenvalue below goes unnoticed."""
 
 
 def damping_proxy(
@@ -50,10 +47,7 @@ def damping_proxy(
     root: int,
     rounding_floor: float = ROUNDING_FLOOR,
 ) -> jax.Array:
-    """FOAM's `h`: the estimated relative error of a stale inverse root.
-
-    `statistic (n, n)` is in the basis whose eigenvalues were `(n,)`.
-    """
+    """FOAM's `h`, for a `statistic (n, n)` in the basis whose `eigenvalues` were `(n,)`."""
     live = jnp.diagonal(statistic) != 0
     error = statistic - jnp.diag(eigenvalues)
     noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
@@ -126,8 +120,7 @@ def foam(
       stagger: spreads the checks of the factors over the period.
 
     Raises:
-      ValueError: if `check_every < 1`, `threshold <= 0`, `max_damping <= 0` or `rounding_floor < 0`
-        (the message names it), or if `adaptive_damping` and `refreshes` are both `False`.
+      ValueError: if `adaptive_damping` and `refreshes` are both `False`.
     """
     if not (adaptive_damping or refreshes):
         raise ValueError(

@@ -11,9 +11,8 @@ import jax
 
 from .._validate import OneOf, Value, checked
 from ..linalg import _turns
+from ..linalg._coefficients import Coefficients, Rows, coefficient_rows
 from ..linalg._inverse_root import SOLVERS, Solved, solve_root
-from ..linalg._iterations import Rows
-from ..linalg._polar import Coefficients, coefficient_rows
 from ..linalg._products import HALVES
 
 
@@ -24,10 +23,7 @@ class RefreshMethod(Value):
     rotates = False  # in programs for GPUs, which then decompose nothing
 
     def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
-        """The methods of a refresh, and which matrices each takes: bool (size,), or all.
-
-        `state` counts the refreshes of matrices.
-        """
+        """The methods of a refresh, and the matrices that each takes: bool (size,), or all."""
         return [(self, True)]
 
 
@@ -134,9 +130,6 @@ def qr(steps: int = 1) -> Qr:
         asked again, and the refresh ends when it asks for none, as in the QR algorithm from a warm
         start (Eschenhagen et al., arXiv:2506.03595). More than one step needs a policy that
         examines the bases, such as `policies.diagonal_residual`; `every` takes one.
-
-    Raises:
-      ValueError: if `steps` is not a positive integer.
     """
     return Qr(steps)
 
@@ -148,18 +141,13 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     It rotates $U$, $H = U^\top L U$ and the moments as often as the change asks for, by six
     products of the factor's order each time (`linalg/_turns.py` has the formulas): one to three
     times where the basis is refreshed at every step, four to seven times at every tenth, and twice
-    as often for roots. Nothing is decomposed, the first refresh included, and nothing is sorted:
-    columns keep their eigenvalues. So a refresh at every step is possible on hardware that is made
-    for products. Programs for GPUs and TPUs do this by default. On CPUs a decomposition costs as
+    as often for roots. Nothing is decomposed, and nothing is sorted: columns keep their
+    eigenvalues. Programs for GPUs and TPUs do this by default; on CPUs a decomposition costs as
     much as 14 products.
 
     Args:
       most: the most rotations in a refresh, and turns that make the basis orthonormal again. 80
-        lead from the identity to any basis; the first refresh takes about 40. Fewer leave bases
-        behind, which costs loss.
-
-    Raises:
-      ValueError: if `most` is not a positive integer.
+        lead from the identity to any basis; fewer leave bases behind, which costs loss.
     """
     return Rotations(most)
 
@@ -175,9 +163,6 @@ def stored_roots(method: str = "eigh") -> StoredRoots:
 
     Args:
       method: "eigh", "products", "coupled_newton" or "newton_schulz", as `inverse_root` has it.
-
-    Raises:
-      ValueError: if `method` is none of these.
     """
     OneOf(SOLVERS).check("method", method)
     return StoredRoots(method)
@@ -196,16 +181,13 @@ def saturated_roots(steps: int = 5, *, coefficients: Coefficients = "quintic") -
     which is near :math:`w^{-1/2}` where :math:`w` is not small, and at most :math:`a^k` where it
     is: directions that are new or rare are not raised further, and no damping is needed (`eps=0`).
     It takes 4 products of the statistic's order for each step but the first, and 12 for the largest
-    eigenvalue, which `linalg/_schatten.py` has from above, to 0.1 %. With the root on one side and
-    `orthogonalize` behind it is Marin's Muon with a saturated preconditioner.
+    eigenvalue. With the root on one side and `orthogonalize` behind it is Marin's Muon with a
+    saturated preconditioner.
 
     Args:
       steps: k.
       coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers, or a row for each step
         (the last one repeats). (1.5, -0.5, 0.0) is the classical iteration.
-
-    Raises:
-      ValueError: if an argument is not allowed.
 
     Example:
       >>> import curvax

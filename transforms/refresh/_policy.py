@@ -30,15 +30,13 @@ To write your own, define a frozen dataclass:
             grown = jnp.trace(check.statistic) > self.growth * jnp.sum(check.eigenvalues)
             return Verdict(check.first | grown)
 
-The transformation does the rest: it turns a basis only if the verdict asks for it, makes roots
-`(d + damping)^(-1/p)` of eigenvalues, counts, and rejects non-finite results. Fields that are
-floats are arrays if `inject_hyperparams` makes hyperparameters of them.
+The transformation turns bases or makes roots where the verdict asks for it, counts, and rejects
+non-finite results. `inject_hyperparams` makes arrays of fields that are floats.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -150,21 +148,14 @@ def every(
       offset: shift within the period; with 1 the steps are 1, k + 1, 2k + 1, …
       first: whether step 1 always refreshes; or "doubling": steps 1, 2, 4, 8, … below k do; or
         "growing": step 1 does, and k is at most `3 + t // 100` at step t. In the first steps a
-        basis or root knows few gradients, and ages fast, so this saves most of what a long period
-        loses in a short run ("How often is often enough" in
-        `docs/performance_details.md`).
+        basis or root ages fast, so this saves most of what a long period loses in a short run ("How
+        often is often enough" in `docs/performance_details.md`).
       stagger: spreads the refreshes of the factors over the period, balanced by cost, so that no
-        step takes much longer than the others. Each factor still has period k. The steps of `first`
-        refresh all factors. Factors of a stack take turns in equal groups, which a GPU
-        decomposes at once: of about 24 factors, or about as many as an integer says. A group is the
-        smallest with so many, or else the largest that fits (2²⁴ numbers). Single factors take
-        turns with 1, where a group would have less than 8 factors (or than the integer), and where
-        GPUs decompose one by one too: with policies that examine factors, and in few bits.
-
-    Raises:
-      ValueError: if `k` is not a positive integer, `offset` not an integer, `first` neither a bool
-        nor "doubling" or "growing", or `stagger` neither a bool nor a positive integer; integers
-        must be of int32.
+        step takes much longer than the others; those of `first` refresh all. Factors of a stack
+        take turns in equal groups, which a GPU decomposes at once: of about 24 factors, or about as
+        many as an integer says, and at most 2²⁴ numbers. Single factors take turns with 1, where a
+        group would have less than 8 factors (or than the integer), and where GPUs decompose one by
+        one too: with policies that examine factors, and in few bits.
 
     Example:
       >>> import curvax
@@ -199,9 +190,6 @@ def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> Belo
     Args:
       threshold: ς, a Frobenius norm.
       check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, … The first check refreshes.
-
-    Raises:
-      ValueError: if an argument is outside its range; the message names it.
     """
     return BelowNorm(Every(check_every, offset=1), threshold)
 
@@ -210,12 +198,10 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     """`refresh` as a policy; an integer is a period, with the method's own `offset` and `first`."""
     if isinstance(refresh, RefreshPolicy):
         return refresh
-    integral = isinstance(refresh, numbers.Integral) and not isinstance(refresh, bool)
-    if not integral or not 1 <= int(refresh) <= MAX_INTEGER:
+    if refresh not in Integer(1):
         raise ValueError(
             f"refresh must be a period of at least 1 step (and at most {MAX_INTEGER}) or a policy "
-            "such as curvax.every(10), "
-            f"got {shown(refresh)}.{if_injected('refresh', refresh)}"
+            f"such as curvax.every(10), got {shown(refresh)}.{if_injected('refresh', refresh)}"
         )
     return every(int(refresh), offset=offset, first=first)
 
@@ -229,8 +215,7 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
             f"{' or '.join(map(repr, can_show))}; got {refresh!r}, which examines "
             f"{refresh.examines!r}."
         )
-    required = [] if refresh.examines is None else ["examine"]
-    required += ["max_damping"] if refresh.examines == "damping" else []
+    required = {None: (), "damping": ("examine", "max_damping")}.get(refresh.examines, ("examine",))
     missing = [name for name in required if not hasattr(refresh, name)]
     if missing:
         raise ValueError(
@@ -240,10 +225,7 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
 
 
 def verdict_of(policy: Any, check: Check | ProjectionCheck, proxy: Any = None) -> Verdict:
-    """The verdict on one matrix, as arrays; what it leaves out is as it was.
-
-    `proxy` is the last one. With a refresh the damping is the base damping.
-    """
+    """The verdict on one matrix, as arrays; what it leaves out is as it was, as the `proxy`."""
     verdict = policy.examine(check)
     refresh, damping, eigenvalues = jnp.asarray(verdict.refresh), None, None
     if verdict.proxy is not None:

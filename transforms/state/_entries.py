@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 
 from .._counts import Counts
-from .._paths import NamedLeaves, is_hole, named_leaves
+from .._paths import NamedLeaves, first_of, is_hole, named_leaves
 from ..distribute._meshes import unsharded
 from ..storage._codec import Coded
 from ._traced import Traced, is_view, place_of, stack_of
@@ -41,8 +41,8 @@ def owned_entries(whole: Traced, params: Any) -> list[Entry]:
             raise ValueError(
                 "optimizer: a wrapper, such as optax.flatten or optax.lookahead, gives the inner "
                 f"optimizer another tree than params: it has an array at {owner!r}, and the paths "
-                f"of params are {', '.join(names[:8])}{', ...' * (len(names) > 8)}. Pass the inner "
-                "optimizer, with the tree and the state that it gets."
+                f"of params are {first_of(names)}. Pass the inner optimizer, with the tree and the "
+                "state that it gets."
             )
     return entries
 

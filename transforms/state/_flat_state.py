@@ -8,8 +8,7 @@ import jax
 import optax
 
 from .._paths import named_leaves
-from .._validate import check_transformation
-from ..weights._inner import check_given
+from .._validate import check_given, check_transformation
 from ._portable import in_structure
 
 
@@ -21,17 +20,15 @@ def flat_state(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     'shape'), or with an error about a pytree structure: moments have no arrays for parameters of
     the other part.
 
-    Inspect such a state with the tools (`portable_state`, `report`, `state_of`, …) as if it were
-    that of `optimizer`: they find arrays by their paths. `update` too takes the state of
-    `optimizer`, for example from `place_state`.
+    The tools (`portable_state`, `report`, `state_of`, …) take such a state for that of `optimizer`,
+    and `update` takes that of `optimizer`, for example from `place_state`.
 
     Args:
       optimizer: any Optax transformation.
 
     Returns:
-      A transformation with the same updates. `optax.tree.map_params` does not know whose its arrays
-      are; map `optimizer`'s. It traces `optimizer.init` whenever `update` is
-      traced, and needs no additional time in a compiled step.
+      A transformation with the same updates, which costs nothing in a compiled step.
+      `optax.tree.map_params` does not know whose its arrays are; map `optimizer`'s.
 
     Raises:
       ValueError: in `update`, if the state is not that of `optimizer`, or if `params` is `None`.

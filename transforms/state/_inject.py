@@ -27,10 +27,9 @@ def inject_hyperparams(
     """`optax.inject_hyperparams` that keeps static arguments static, and float32.
 
     Use it to read, set or schedule hyperparameters during training. Optax's own function takes
-    every integer for a hyperparameter and every callable for a schedule, so that a `rank` or a
-    period becomes an array and a mask is called with the step; and it rounds to the parameters'
-    dtype, in which 0.999 is 1 for bfloat16. Here the hyperparameters are those arguments, given or
-    default, that are
+    every integer for a hyperparameter and every callable for a schedule, such as a `rank` or a
+    mask; and it rounds to the parameters' dtype, in which 0.999 is 1 for bfloat16. Here the
+    hyperparameters are those arguments, given or default, that are
 
     - a float or a floating array without axes (an integer too, where the default is a float or the
       argument is a learning rate);
@@ -40,8 +39,7 @@ def inject_hyperparams(
     or a storage, are hyperparameters too, under the names of both, as in `compensation_weight` or
     `refresh_threshold`. This name is also an argument, for a schedule.
 
-    Everything else is static: integers, flags, names, masks, base optimizers, and `others`, which
-    has hyperparameters of its own if `inject_hyperparams` makes it, as in
+    Everything else is static. Base optimizers and `others` have hyperparameters of their own, as in
     `others=inject_hyperparams(optax.adamw)(1e-3)`.
 
     Args:
@@ -100,11 +98,8 @@ def inject_hyperparams(
 def scheduled(
     factory: Callable[P, optax.GradientTransformation],
 ) -> Callable[P, optax.GradientTransformation]:
-    """Checks a direction's arguments; decay rates `b1`, `b2` and `b3` may be schedules.
-
-    Then its state has their counts and last values, as with Optax's `inject_hyperparams`: on each
-    device, so that meshes with Explicit axes take them.
-    """
+    """Checks a direction's arguments; decay rates `b1`, `b2` and `b3` may be schedules."""
+    # The direction's state has their counts, on each device: also on a mesh with Explicit axes.
     factory = checked(factory)
 
     @functools.wraps(factory)
@@ -150,10 +145,7 @@ def _with_numbers(
 
 
 def _number_of(name: str, value: Any, default: Any) -> Any:
-    """The value as a real number; `None` if it is none.
-
-    An integer is one if its argument is a real number by its default or name.
-    """
+    """The value as a real number, or `None`; for integers, the default or the name decides."""
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return value if value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating) else None
     if isinstance(value, int) and not isinstance(value, bool):

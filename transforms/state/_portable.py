@@ -98,19 +98,14 @@ def joined_state(whole: Traced, state: Any) -> Any:
         shapes, mesh = division.layout.joined_shapes, _mesh_of(division)
         shardings = jax.tree.map(lambda x: _other_axis(mesh, division.axes, x), shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
-            return jax.tree.map(
-                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
-            )
+            return jax.tree.map(lambda x, s: x.update(sharding=s), shapes, shardings)
         return _moved(division.layout.undivided, node, shardings, mesh)
 
     return whole.map_divided(undivided, state, lambda x: _target(x, whole.mesh))
 
 
 def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
-    """The arrays of a state by path, with an entry per parameter in place of each stack.
-
-    `views` are the stacks of its matrix views, whose places are those in `like`.
-    """
+    """The arrays of a state like `like` by path, with entries by parameter for these stacks."""
     nodes = jax.tree_util.tree_leaves_with_path(like, is_leaf=is_view)
     places = [place_of((*path, GetAttrKey("inner"))) for path, node in nodes if is_view(node)]
     if len(places) != len(views):
@@ -139,11 +134,9 @@ def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
 def in_structure(
     argument: str, like: Any, tree: Any, made_for: str = "these parameters", *, dtypes: bool = True
 ) -> Any:
-    """The arrays of `tree` in the containers of `like`, by their paths.
-
-    A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
-    target has dicts and lists for tuples, and strings for numbers.
-    """
+    """The arrays of `tree` in the containers of `like`, by their paths."""
+    # A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
+    # target has dicts and lists for tuples, and strings for numbers.
     named = named_leaves(like)
     arrays = arrays_in(tree, named.names)
     expected, kinds = map(kinds_of, (named.present(), arrays))
@@ -171,15 +164,12 @@ def _target(x: Any, mesh: Mesh | None) -> Any:
     if mesh is None or not isinstance(x, jax.ShapeDtypeStruct):
         return x
     spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else P()
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+    return x.update(sharding=NamedSharding(mesh, spec))
 
 
 def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> Any:
-    """`f(tree)` with these shardings; the compiler chooses the transfers.
-
-    Explicit axes would require spelling out every transfer, so this runs on the same devices with
-    Auto axes, which copies nothing.
-    """
+    """`f(tree)` with these shardings; the compiler chooses the transfers."""
+    # Explicit axes would require spelling out every transfer; Auto axes copy nothing.
     auto = Mesh(mesh.devices, mesh.axis_names)
 
     def placed(x: Any) -> Any:

@@ -2,14 +2,13 @@ r"""Quantized moments for any transformation.
 
 Each step decodes the state, runs the transformation, and encodes the new state again, in tiles of
 the last two axes (`storage/_codec.py`, which explains the dither). Updates divide by second
-moments, so a small one must not round to 0: they use the codes $((j + 1) / 2^b)^2$ times the tile's
-largest entry, which have no zero (an all-zero tile stays zero). The class of a state says which of
-its fields they are (`_carry.py`).
+moments, so a small one must not round to 0: they have the map "unsigned". The class of a state says
+which of its fields they are (`_carry.py`).
 
 *Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
 entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
-tile. Within a step the decoded state exists as well: that of a matrix view in chunks
-(`storage/_lazy_moments.py`), and otherwise leaf by leaf, as the compiler schedules it.
+tile. Within a step the decoded state exists as well, in a matrix view in chunks
+(`storage/_lazy_moments.py`).
 """
 
 from __future__ import annotations
@@ -68,9 +67,6 @@ def quantize_state(
     Returns:
       The transformation; extra arguments are passed through.
 
-    Raises:
-      ValueError: naming the argument, its value and the allowed values.
-
     Example:
       >>> import curvax, jax.numpy as jnp, optax
       >>> params = {"kernel": jnp.zeros((256, 512))}
@@ -99,11 +95,8 @@ def quantize_state(
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
-        coded = jax.tree.map(
-            lambda x, codec: x if codec is None else encoded(x, codec, None),
-            plain,
-            codecs_of(plain),
-        )
+        start = lambda x, codec: x if codec is None else encoded(x, codec, None)  # noqa: E731
+        coded = jax.tree.map(start, plain, codecs_of(plain))
         return QuantizedState(coded, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
@@ -144,6 +137,5 @@ def _check_undivided(state: Any) -> None:
 
 def _in_views(state: Any) -> Any:
     """For each array of a state, whether it is of a matrix view."""
-    return jax.tree.map(
-        lambda node: jax.tree.map(lambda _: is_view(node), node), state, is_leaf=is_view
-    )
+    marked = lambda node: jax.tree.map(lambda _: is_view(node), node)  # noqa: E731
+    return jax.tree.map(marked, state, is_leaf=is_view)

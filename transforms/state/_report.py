@@ -11,18 +11,8 @@ from .._paths import named_leaves
 from ._summary import owned_arrays
 
 COLUMNS = (
-    "nonfinite",
-    "skipped",
-    "spikes",
-    "restarted",
-    "checks",
-    "refreshes",
-    "rejected",
-    "failures",
-    "indefinite",
-    "damping",
-    "error",
-    "proxy",
+    *("nonfinite", "skipped", "spikes", "restarted", "checks", "refreshes", "rejected"),
+    *("failures", "indefinite", "damping", "error", "proxy"),
 )
 """The fields of the state that the report shows, in this order."""
 
@@ -40,7 +30,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
     * `rejected`: checks whose result was not finite, so that the last good one stayed in use, or
       whose statistic or gradient was all zero;
     * `failures`: failed decompositions: of a momentum to orthogonalize (the direction was zero), or
-      the Cholesky decomposition of a quantized factor (which kept its value);
+      of a quantized factor by Cholesky (which kept its value);
     * `indefinite`: refreshes of a stored root whose statistic had a negative eigenvalue;
     * `error`: the estimated error of a stored root at its last refresh. With an adaptive
       policy the `damping` in use, and `proxy`, the figure on which it decided at the last check.

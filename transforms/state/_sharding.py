@@ -62,21 +62,21 @@ def state_sharding(
             f"memory_kind must be one of {kinds}, the memories of {device.device_kind!r}, "
             f"got {memory_kind!r}."
         )
-    lying = {}
+    placed = {}
     for name, leaf in named_leaves(_without_boxes(params, mesh)).present().items():
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
             if sharding.mesh != mesh:
                 there, here = shown_mesh(sharding.mesh), shown_mesh(mesh)
                 raise ValueError(f"the parameter {name!r} is on {there}, not on {here}.")
-            lying[name] = (tuple(leaf.shape), sharding)
+            placed[name] = (tuple(leaf.shape), sharding)
     replicated = NamedSharding(mesh, P())
 
     def of_copy(entry: Entry) -> NamedSharding:
         in_stack = any(place is not None for _, place in entry.owners)
         if len(entry.owners) != 1 or (in_stack and is_explicit(mesh)):
             return replicated
-        shape, sharding = lying.get(entry.owners[0][0], (None, replicated))
+        shape, sharding = placed.get(entry.owners[0][0], (None, replicated))
         return sharding if shape == tuple(entry.leaf.shape) else replicated
 
     def of_part(_: Any, division: Division) -> Any:
@@ -135,10 +135,9 @@ def state_on_host(optimizer: optax.GradientTransformation) -> optax.GradientTran
     each update fetches the arrays that are in host memory and sends the new ones back. Small arrays
     stay on the devices.
 
-    An ordinary step fetches the whole state, which is beside the gradients for a while; it saves
-    the memory of the state during the forward and backward pass. With `curvax.layerwise` only the
-    state of one layer is on the devices at a time. In both cases the state crosses the bus twice in
-    a step: use it where the state does not fit.
+    An ordinary step fetches the whole state, and saves its memory during the forward and backward
+    pass. With `curvax.layerwise` only the state of one layer is on the devices at a time. In both
+    cases the state crosses the bus twice in a step: use it where the state does not fit.
 
     Args:
       optimizer: any Optax transformation, with or without `mesh=`.
@@ -152,24 +151,17 @@ def state_on_host(optimizer: optax.GradientTransformation) -> optax.GradientTran
       >>> state = jax.jit(optimizer.init, out_shardings=places)(params)
       >>> step = jax.jit(optimizer.update, out_shardings=(None, places), donate_argnums=1)
       >>> updates, state = step(params, state, params)
-
-      docs/memory.md has a whole step.
     """
     inner = as_transformation("optimizer", optimizer)
+    # The memory of an array is a part of its type, also in a loop over layers.
+    space_of = lambda x: jax.typeof(x).memory_space  # noqa: E731
+
+    def moved(x: Any, space: Any) -> Any:
+        return x if space_of(x) == space else jax.device_put(x, space)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        # The memory of an array is a part of its type, also in a loop over layers.
-        near = jax.tree.map(lambda x: _in_space(x, jax.memory.Space.Device), state)
+        near = jax.tree.map(lambda x: moved(x, jax.memory.Space.Device), state)
         updates, new = inner.update(updates, near, params, **extra_args)
-        back = jax.tree.map(lambda x, old: _in_space(x, _space(old)), new, state)
-        return updates, back
+        return updates, jax.tree.map(lambda x, old: moved(x, space_of(old)), new, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _space(x: Any) -> Any:
-    return jax.typeof(x).memory_space
-
-
-def _in_space(x: Any, space: Any) -> Any:
-    return x if _space(x) == space else jax.device_put(x, space)

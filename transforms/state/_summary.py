@@ -72,8 +72,7 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
     names = named_leaves(params).present()
     if path not in names:
         raise ValueError(f"path: there is no parameter {path!r}; the paths are {', '.join(names)}.")
-    arrays = owned_arrays(optimizer, params, state, (path,))
-    return {place: array for _, place, array in arrays}
+    return {place: x for _, place, x in owned_arrays(optimizer, params, state, (path,))}
 
 
 def owned_arrays(
@@ -99,8 +98,7 @@ def summarize(optimizer: Any, params: Any) -> str:
     Returns:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
       why it is not a matrix; its share of the state), and one with a line per part of the state. "A
-      guess" marks a matrix whose name says nothing: check it, and specify it with `matrices=` or
-      `weight_dimension_numbers=`. (`MatrixRule(guess=False)` makes guesses errors.) A sentence at
+      guess" marks a matrix whose name says nothing: check it (`docs/matrices.md`). A sentence at
       the end names each parameter with a state above 1 GiB and ten times its own size.
 
     Example:

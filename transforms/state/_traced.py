@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from .._arrays import check_array
 from .._own_state import holds_state
-from .._paths import named_leaves
+from .._paths import named_leaves, place_of
 from .._recording import PerParameter, recording
 from ..distribute._distribute import Division
 from ..distribute._layout import BoxedState, is_divided
@@ -105,8 +105,7 @@ class Stack(NamedTuple):
         if place == slice(0, self.size):
             return x
         if isinstance(x, jax.ShapeDtypeStruct):
-            shape = (place.stop - place.start, *x.shape[1:])
-            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+            return x.update(shape=(place.stop - place.start, *x.shape[1:]))
         return x[place]
 
 
@@ -121,14 +120,13 @@ def by_parameter(state: Any) -> Any:
     def of_view(node: Any) -> Any:
         if not is_view(node):
             return node
-        return MatrixViewState(
-            {
-                name: jax.tree.map(functools.partial(stack.part, place=place), entries)
-                for key, entries in node.inner.items()
-                for stack in [stack_of(key)]
-                for name, place in stack.slices()
-            }
-        )
+        by_name = {}
+        for key, entries in node.inner.items():
+            stack = stack_of(key)
+            for name, place in stack.slices():
+                part = functools.partial(stack.part, place=place)
+                by_name[name] = jax.tree.map(part, entries)
+        return MatrixViewState(by_name)
 
     return jax.tree.map(of_view, state, is_leaf=is_view)
 
@@ -139,13 +137,11 @@ def by_stack(like: Any, state: Any) -> Any:
     def of_view(stacked: Any, entries: Any) -> Any:
         if not is_view(stacked):
             return entries
-        members = {key: stack_of(key).members for key in stacked.inner}
-        return MatrixViewState(
-            {
-                key: jax.tree.map(_array_of_stack, *(entries.inner[name] for name, _ in names))
-                for key, names in members.items()
-            }
-        )
+        by_key = {}
+        for key in stacked.inner:
+            parts = (entries.inner[name] for name, _ in stack_of(key).members)
+            by_key[key] = jax.tree.map(_array_of_stack, *parts)
+        return MatrixViewState(by_key)
 
     return jax.tree.map(of_view, like, state, is_leaf=is_view)
 
@@ -197,11 +193,6 @@ def check_optimizer(
             f"{name}, {second} must be a tree of parameters; got an optimizer's state. The order "
             f"is ({', '.join(order)})."
         )
-
-
-def place_of(path: tuple[Any, ...]) -> str:
-    """The spelling of a path in a state."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def is_view(node: Any) -> bool:

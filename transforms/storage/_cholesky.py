@@ -81,7 +81,6 @@ class Cholesky(Quantized):
         return with_triangle(previous, coded, diagonals(c), failed)
 
     def _zeros(self, x: jax.Array) -> Coded:
-        """C and its error for zeros of the shape of `x (..., d, d)`."""
         codes = pack(jnp.full_like(x, self.codec.zero, jnp.uint8), self.codec)
         return Coded(codes, with_room(jnp.zeros_like(tile_scales(x, self.codec.block))))
 
@@ -144,25 +143,19 @@ def cholesky(
     """Stores factors as Cholesky factors in `bits` bits (CQ), and inverse roots like `quantized`.
 
     The stored factor is always positive semi-definite, and its small eigenvalues survive better
-    than with `quantized`. Factor and root take 3/4 of the memory of `quantized`; with error
-    feedback they take as much as `quantized`.
+    than with `quantized`. Factor and root take 3/4 of its memory, with error feedback as much.
 
     Args:
       bits, map, min_elements: see `quantized`.
       block: see `quantized`. 16 takes 3 % more bytes than 64 and halves the excess of a language
         model's loss over that with float32.
       error_feedback: βe, decay rate of the running error that is added before quantization (CQ+EF;
-        0.95 in the paper); `None` turns it off. In 4 bits, 0.95 helps only for flat spectra: the
-        quantized error is too coarse for its small increments, and at condition numbers of 3 to 100
-        the error of the decoded factor is up to ten times as large as without feedback. 0 helps at
-        all of these condition numbers.
+        0.95 in the paper); `None` turns it off. In 4 bits, 0.95 helps only for flat spectra (at
+        condition numbers of 3 to 100 the error of the decoded factor is up to ten times as large as
+        without feedback), and 0 at all of these condition numbers.
       eps: ε, added to the factor before each decomposition.
-      damping_mode: "relative": adds eps times the factor's largest entry (zeros stay zeros), which
-        is independent of the gradients' scale; "absolute": adds eps itself, as published, which
-        swamps the factors of small gradients.
-
-    Raises:
-      ValueError: if an argument is not allowed; the message lists the allowed values.
+      damping_mode: "relative": adds eps times the factor's largest entry (zeros stay zeros);
+        "absolute": adds eps itself, as published, which swamps the factors of small gradients.
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -20,15 +20,13 @@ rounded, and exactly $\pm s$ at the ends. A tile of zeros has scale 0 and decode
 gap is at most $u$: the code is the number of $j$ with $s\,((1 - u)\, n_j + u\, n_{j+1}) < T\,x$.
 With uniform $u$ the decoded value is $x$ on average; $u = 1/2$ is the nearest code. An average that
 is rounded to the nearest code after every update ignores increments below half a gap, so at decay
-rates near 1 it never leaves its first codes; with dither it follows. Thresholds need no stored
-noise. At step $t$ the element in row $i$ and column $j$ takes
+rates near 1 it never leaves its first codes. At step $t$ the element in row $i$ and column $j$ has
 
 $$u_{ij}(t) = \mathrm{frac}(i\,\alpha_1 + j\,\alpha_2 + t\,\alpha_3)$$
 
 With independent random numbers the errors of $n$ updates add up to $\sqrt n$ gaps. Multiples of an
-irrational number fill [0, 1) evenly (Weyl, 1916), so successive errors of an element cancel; with
-the two other numbers neighbors differ. The numbers are exact in 32 bits, and the same on every
-platform, in every batch and after a restart.
+irrational number fill [0, 1) evenly (Weyl, 1916), so successive errors of an element cancel. The
+numbers are exact in 32 bits, and the same on every platform, in every batch and after a restart.
 
 *Packing.* A byte holds two 4-bit codes of a row: column $c$ in the low half of byte $c$, column $c
 + \lceil n / 2 \rceil$ in its high half. Three bytes hold four 6-bit codes: with $q = \lceil n / 4
@@ -275,10 +273,7 @@ def unfold(folded: jax.Array) -> jax.Array:
 
 
 def with_room(x: jax.Array) -> jax.Array:
-    """A lower triangle `(..., d, d)` with diagonal, as a strictly lower one of order `d + 1`.
-
-    `[..., 1:, :-1]` undoes it.
-    """
+    """A triangle with diagonal as a strictly lower one, `d + 1`; `[..., 1:, :-1]` undoes it."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(1, 0), (0, 1)])
 
 

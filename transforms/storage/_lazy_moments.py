@@ -13,9 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._trees import where_entries
+from .._trees import where_entries, widened
 from ._codec import Codec, Coded, decode, dither_of, encode
 
 
@@ -59,13 +58,12 @@ def is_lazy(node: Any) -> bool:
 
 def decoding(inner: Any) -> Callable[..., Any]:
     """The update of a transformation on decoded moments, which encodes them again."""
+    over = functools.partial(jax.tree.map, is_leaf=is_lazy)
 
     def update(updates: Any, state: Any, params: Any, **extra_args: Any):
-        plain = jax.tree.map(lambda x: x.decoded() if is_lazy(x) else x, state, is_leaf=is_lazy)
+        plain = over(lambda x: x.decoded() if is_lazy(x) else x, state)
         updates, new = inner.update(updates, plain, params, **extra_args)
-        return updates, jax.tree.map(
-            lambda old, x: old.encoded(x) if is_lazy(old) else x, state, new, is_leaf=is_lazy
-        )
+        return updates, over(lambda old, x: old.encoded(x) if is_lazy(old) else x, state, new)
 
     return update
 
@@ -73,11 +71,9 @@ def decoding(inner: Any) -> Callable[..., Any]:
 def encoded(
     x: jax.Array, codec: Codec, count: jax.Array | None, before: Coded | None = None
 ) -> Coded:
-    """Encodes a leaf; a matrix with an entry that is not finite keeps its codes of `before`.
-
-    A vector counts as a matrix. `count` is t of the dither; `None` rounds to the nearest code.
-    """
-    matrices = jnp.atleast_2d(x).astype(np.promote_types(x.dtype, np.float32))
+    """Encodes a leaf (a vector as a matrix); what is not finite keeps its codes of `before`."""
+    # `count` is t of the dither; `None` rounds to the nearest code.
+    matrices = widened(jnp.atleast_2d(x))
     thresholds = None
     if count is not None:
         thresholds = jnp.broadcast_to(dither_of(count, *matrices.shape[-2:]), matrices.shape)

@@ -5,19 +5,15 @@ keeps one strictly lower triangle of codes (`_codec.py`) and one vector. So in 8
 bytes as a square of 4-bit codes:
 
 - *factors*: the Cholesky factor $C$ of $L + \epsilon I$, with its diagonal; $L = C C^\top$ stays
-  positive semi-definite, and relative errors of $C$ preserve small eigenvalues. An update is
-  rounded with dither, so increments below a gap are not lost. If a decomposition fails, the
-  previous codes stay, and `failures` counts it. A correlation matrix in 8 bits would need no
-  decomposition, but it loses the small eigenvalues that roots depend on: with it Shampoo loses all
-  of its gain on a small language model;
-- *statistics in their eigenbasis*: scaled to a unit diagonal they are near the
-  identity, where the triangle of the matrix itself is as good, with dither too, and nothing is
-  decomposed;
+  positive semi-definite, and relative errors of $C$ preserve small eigenvalues (a correlation
+  matrix in 8 bits loses those that roots depend on). An update is rounded with dither, so
+  increments below a gap are not lost. If a decomposition fails, the previous codes stay, and
+  `failures` counts it;
+- *statistics in their eigenbasis* (`_graded.py`): the triangle of the matrix itself, with dither;
 - *inverse roots*: the matrix itself, mirrored on reading, with its diagonal;
 - *bases*: Householder vectors (`linalg/_qr.py`). Each column is scaled so that its largest entry
   below the diagonal is 1; the vector has the matching diagonal entries, with the sign of the basis'
-  column. All codes decode to a matrix that is orthogonal up to float32's rounding. A step reads a
-  basis once, for its products in and out.
+  column. All codes decode to a matrix that is orthogonal up to float32's rounding.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
 $|\hat X_{ij} - X_{ij}| \le \delta s / 2$. Factors: $|\hat C_{ij} - C_{ij}| \le \delta s$ and
@@ -107,8 +103,9 @@ class Packed(Quantized):
         return with_triangle(previous, coded, diagonals(c), failed, updates=updates)
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        is_coded = isinstance(stored, PackedFactor)
-        return square_of_triangle(stored, self.codec) if is_coded else stored
+        if not isinstance(stored, PackedFactor):
+            return stored
+        return square_of_triangle(stored, self.codec)
 
     def encode_correlation(self, x: jax.Array, previous: Any) -> Any:
         order = x.shape[-1]
@@ -201,9 +198,8 @@ def packed(
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
     Factors stay positive semi-definite, but for those in bases, and bases stay orthogonal
     up to float32's rounding. A statistic costs half a product and a Cholesky decomposition more,
-    but not with bases. SOAP's products with bases take twice the time of plain ones at
-    orders 512 and 1024, and 2.5 times at 256; with `bases=quantized(8)` or `bases=dense()` they
-    take as long as plain ones.
+    but not with bases. SOAP's products with bases take 2 to 2.5 times as long as plain ones;
+    with `bases=quantized(8)` or `bases=dense()` as long.
 
     Args:
       bits, block, map, min_elements: see `quantized`.
@@ -213,9 +209,6 @@ def packed(
         eight times the bytes, `dense(jnp.bfloat16)` four times, `quantized(8)` twice; all are read
         like plain matrices. Bases from the last two are orthogonal up to the errors of their
         elements.
-
-    Raises:
-      ValueError: if an argument is not allowed; the message lists the allowed values.
 
     Example:
       >>> import curvax, jax.numpy as jnp

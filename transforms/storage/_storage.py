@@ -21,11 +21,7 @@ class Storage(Value):
     """
 
     def decodes_singly(self, order: int) -> bool:
-        """Whether to decode one matrix at a time.
-
-        If so, the preconditioner loops over the matrices of a batch, and only one decoded factor is
-        in memory (on a GPU, several of bounded size: `linalg/_loops.py`).
-        """
+        """Whether to decode one matrix of a batch at a time (on a GPU, a few), to save memory."""
         return False
 
     def exact(self, order: int) -> bool:
@@ -73,10 +69,7 @@ class Storage(Value):
         """The basis, in float32 at least."""
 
     def open_basis(self, stored: Any, columns: int) -> Any:
-        """The basis as `rotate` takes it, for products with so many columns (right: rows).
-
-        A step opens a basis once for all of its products, and may leave it undecoded.
-        """
+        """The basis as `rotate` takes it, perhaps undecoded, for `columns` (right: rows) of `x`."""
         return self.decode_basis(stored)
 
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
@@ -126,9 +119,6 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
     Args:
       dtype: their floating dtype; `None` is float32, or float64 for float64 parameters. bfloat16 is
         meant for roots: a running average in bfloat16 with `b2` above 0.99 stops changing.
-
-    Raises:
-      ValueError: if `dtype` is not a real floating dtype.
     """
     return Dense(None if dtype is None else jax.numpy.dtype(dtype))
 

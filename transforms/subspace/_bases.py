@@ -39,11 +39,8 @@ class SubspaceCheck(NamedTuple):
     key: jax.Array  # random key of this refresh
 
     def times(self, x: jax.Array) -> jax.Array:
-        """Computes `Q x` for `x (m, k)`.
-
-        It takes and returns `x` by columns, as LAPACK does. They are the rows of `xᵀ`: XLA for CPUs
-        would write out both by rows. The barriers keep it from moving the transposes.
-        """
+        """`Q x` for `x (m, k)`, which are by columns, as LAPACK has them."""
+        # Columns are the rows of `xᵀ`; the barriers keep XLA from moving the transposes.
         rows = jax.lax.optimization_barrier(x.mT)
         inner = jax.lax.optimization_barrier(exact_product(rows, self.gradient))
         product = exact_product(self.gradient, inner.mT).mT
@@ -53,7 +50,7 @@ class SubspaceCheck(NamedTuple):
         return jax.lax.optimization_barrier(product).mT
 
     def factor(self) -> jax.Array:
-        """Computes `X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
+        """`X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
         if self.tracked is None:
             return self.gradient
         q, d = eigh(self.tracked)
@@ -123,11 +120,8 @@ class Randomized(_Directions):
         drawn = -(-rows * width // DRAWN) * DRAWN
         q = jax.random.normal(check.key, (drawn,), check.gradient.dtype)
         q = q[: rows * width].reshape(rows, width)
-
-        def iteration(_: Any, q: jax.Array) -> jax.Array:
-            return qr(check.times(q))[0]
-
-        return _by_energy(jax.lax.fori_loop(0, self.iterations, iteration, q), check, rank)
+        iterate = lambda _, q: qr(check.times(q))[0]  # noqa: E731
+        return _by_energy(jax.lax.fori_loop(0, self.iterations, iterate, q), check, rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,16 +219,13 @@ def svd() -> SvdBasis:
 def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
     """Approximates the leading left singular vectors by a randomized range finder: `O(m n r)`.
 
-    It computes the range of `(GGᵀ)^iterations Ω` for a Gaussian `Ω (m, r + oversampling)`,
-    orthonormalizes after each product, and takes the leading directions within that range (Halko,
-    Martinsson and Tropp, 2011, Algorithms 4.4 and 5.3).
+    It takes the leading directions within the range of `(GGᵀ)^iterations Ω`, for a Gaussian
+    `Ω (m, r + oversampling)`, orthonormalized after each product (Halko, Martinsson and Tropp,
+    2011, Algorithms 4.4 and 5.3).
 
     Args:
       oversampling: number of columns beyond the rank.
       iterations: number of products with `GGᵀ` before the last.
-
-    Raises:
-      ValueError: if an argument is not a positive integer.
     """
     return Randomized(oversampling, iterations)
 
@@ -247,9 +238,6 @@ def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterat
       rotate: whether to rotate the result to the leading eigenvectors within its span (Gong et al.,
         Algorithm 10). Otherwise QR orthonormalizes the columns of `GGᵀU`, by descending energy.
       start: finder of the first basis, from the gradient alone; `None` is `svd()`.
-
-    Raises:
-      ValueError: if `start` is not a basis finder.
     """
     start = svd() if start is None else start
     check_finder("start", start)
@@ -272,8 +260,8 @@ def complement(leading: int = 40, finder: BasisFinder | None = None) -> Switched
     """Keeps the leading columns of another basis and draws the others from its complement.
 
     The columns are drawn uniformly, without replacement, from an orthonormal basis of the
-    orthogonal complement, `O(m²r)`, which exists only during the refresh (Gong et al., Algorithm
-    2). If the complement has too few dimensions, more of the leading columns stay.
+    orthogonal complement, `O(m²r)` (Gong et al., Algorithm 2). If it has too few dimensions, more
+    of the leading columns stay.
 
     Args:
       leading: number of columns that stay, 0 or more; values above the rank count as the rank.

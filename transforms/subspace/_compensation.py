@@ -10,11 +10,11 @@ $D = U(\Delta - \rho\,\sigma\,\mathrm{diag}(s)) + G\,\mathrm{diag}(s)$.
 
 *Length.* A column with a tiny projection has a scale without bound. "fira" and `channel_scaling`
 therefore shorten $C$ to at most $\sqrt{m / r}\,\|\Delta\|$, as if the gradient were as long in each
-direction outside the subspace as in each one inside. With Adam inside, whose entries are at most
-$\rho$ (`_moment_ratio.py`), this is $\rho \sqrt{mn}$, the bound of Adam itself.
+direction outside the subspace as in each one inside. With Adam inside this is the bound of Adam
+itself (`_moment_ratio.py`).
 
-*Numerics.* The norm of `C` is computed from the norms of its columns; `C` is not formed. A residual
-column is rounding noise, and becomes zero, if its energy is at most `m · eps` times the gradient's.
+*Numerics.* `C` is not formed for its norm. A residual column is rounding noise, and becomes zero,
+if its energy is at most `m · eps` times the gradient's.
 """
 
 from __future__ import annotations
@@ -153,13 +153,11 @@ class ChannelScaling(Compensation):
         """No state."""
 
     def scales(self, parts: Parts, state: None) -> tuple[jax.Array, None]:
-        inner, projected = parts.inner, parts.projected
+        squares = parts.inner, parts.projected
         if self.whole:
-            inner, projected = (
-                jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
-                for x in (inner, projected)
-            )
-        s = safe_root(ratio(inner, projected))  # Gong et al., Alg. 9: S
+            total = lambda x: jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)  # noqa: E731
+            squares = map(total, squares)
+        s = safe_root(ratio(*squares))  # Gong et al., Alg. 9: S
         return _no_longer(s, parts.gradient, parts, self.limit), None
 
 
@@ -181,9 +179,6 @@ def optimal(
         the `b1` of `alice`, as published, and 0.9 elsewhere.
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
       weight: w, applied after the limiter: Alice's α_c (0.2 at 1.3B parameters).
-
-    Raises:
-      ValueError: naming the argument that is outside its range.
     """
     return Optimal(decay, gamma, weight)
 
@@ -205,9 +200,6 @@ def fira(
       residual: ρ; 1 is the true residual. With GaLore's scale α, the official code is
         `fira(residual=α, weight=1 / α)`.
       limit: largest norm of C, before the limiter, over `√(m/r) ‖Δ‖`; infinity is the paper's form.
-
-    Raises:
-      ValueError: naming the argument that is outside its range.
     """
     return Fira(gamma, weight, residual, limit)
 
@@ -220,9 +212,6 @@ def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
 
     Args:
       weight: w.
-
-    Raises:
-      ValueError: naming the argument that is outside its range.
     """
     return Fira(weight=weight, limit=float("inf"), to_low_rank=True)
 
@@ -236,9 +225,6 @@ def channel_scaling(*, whole: bool = False, limit: jax.typing.ArrayLike = 1.0) -
       whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix (Apollo-mini).
       limit: largest norm of D over `√(m/r) ‖Δ‖`; longer ones are shortened. Infinity is the paper's
         form.
-
-    Raises:
-      ValueError: naming the argument that is not allowed.
     """
     return ChannelScaling(whole, limit)
 

@@ -1,10 +1,9 @@
 """The subspaces of a batch of matrices: initialization, refresh, projection and back-projection.
 
 `in_subspace` (`_subspace.py`) combines these steps; its module docstring has the mathematics, the
-numerics and the cost. Products with a basis take whole stacks, on TPUs too, where in loops over
-matrices (`linalg/_products.py`) a step of GaLore moves up to twice the bytes.
-
-Algorithm 4 in comments is that of Gong et al., arXiv:2502.07752.
+numerics and the cost. Products with a basis take whole stacks, on TPUs too, where loops over
+matrices would move twice the bytes. Algorithm 4 in comments is that of Gong et al.,
+arXiv:2502.07752.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from .._carry import Carry, Moments, put_moments, take_moments
 from .._counts import counter, counters
-from .._guard import all_finite, finite_or_zero, is_finite
+from .._guard import all_finite, is_finite, where_finite
 from .._recording import instead, record_rank
 from .._side import LEFT, Side, side_of
 from .._stacks import key_for
@@ -122,9 +121,8 @@ class SubspaceRule:
         """σ without rounding noise, whether each matrix is finite, and the column energies.
 
         Noise is an entry within its own rounding (`NOISE`), and a row within that of a rounded
-        basis. A bad entry of g makes σ not finite, which is the smaller array to check; where a
-        compensation reads the energies of g, they are checked as well. Without a first basis a
-        matrix counts as finite only if these sums are 0: the identity may miss bad entries.
+        basis. A bad entry of g makes σ not finite, which is the smaller array to check. Without a
+        first basis only sums of 0 count as finite: the identity may miss bad entries.
         """
         side = self.side_of(g)
         # A thin transpose: XLA for CPUs has no fast kernel for a first factor summed over its rows.
@@ -148,11 +146,8 @@ class SubspaceRule:
         return Projected(g, u, jnp.where(finite, sigma, 0), finite, inside, whole)
 
     def _basis_noise(self, g: jax.Array) -> float:
-        """The length of a row of σ that the rounding of a stored basis leaves, relative to ‖G‖.
-
-        Independent errors make at most half a unit times `‖G‖ / √(3 · order)`, unless few rows hold
-        the gradient; 4√3 is a margin.
-        """
+        """The length of a row of σ that the rounding of a stored basis leaves, relative to ‖G‖."""
+        # Independent errors make half a unit times `‖G‖ / √(3 · order)`; 4√3 is a margin.
         if self.dtype is None or not self.basis.kept or self.dtype == g.dtype:
             return 0.0
         return float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5
@@ -278,7 +273,7 @@ class SubspaceRule:
             return subspace.basis
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
-            g = finite_or_zero(g)
+            g = where_finite(is_finite(g), g)
             number = subspace.refreshes - 1
             return self.basis.find(self.check(g, magnitude(g), subspace, number), self.orders(g)[2])
 
@@ -289,7 +284,7 @@ class SubspaceRule:
     def combined(
         self, projected: Projected, subspace: Subspace, moved: jax.Array
     ) -> tuple[jax.Array, Subspace]:
-        """Computes the directions of a batch of matrices, zero where not finite, and the state."""
+        """The directions of a batch of matrices, zero where not finite, and the state."""
         g, u, sigma, finite, *_ = projected
         side = self.side_of(g)
         moved = jnp.where(finite, moved, 0)
@@ -330,7 +325,7 @@ class SubspaceRule:
         return u @ x if side is LEFT else jnp.einsum("...mr,...nr->...mn", x, u)
 
     def column_norms(self, projected: Projected, moved: jax.Array) -> Parts:
-        """Computes the norms that a compensation takes."""
+        """The norms that a compensation takes."""
         g, u, sigma, finite, inside, whole = projected
         rows, _, rank = self.orders(g)
         side = self.side_of(g)

@@ -15,16 +15,15 @@ energies within the subspace for the next basis (`_bases.py`). A rule (`_carry.p
 
 *Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient counts as zero,
 and `skipped` counts it, if the sum of squares of its projection is not finite. A basis that is not
-finite is rejected: the last one stays, and `rejected` counts it. All-zero gradients produce no
-basis. A matrix without a first basis tries again at every step. If a basis in use, a direction
-inside the subspace or a scale outside is not finite, the state is damaged: the matrix does not
-move, and its state starts anew at the next step (`restarted`). A tracked second moment that is
-damaged starts anew at a refresh.
+finite, or of a gradient of zeros, is rejected: the last one stays, and `rejected` counts it. A
+matrix without a first basis tries again at every step. If a basis in use, a direction inside the
+subspace or a scale outside is not finite, the state is damaged: the matrix does not move, and its
+state starts anew at the next step (`restarted`). A damaged tracked moment starts anew at a refresh.
 
 *Bases and moments in bfloat16* are widened in each step, which rounds new bases to the nearest, and
 moments up or down at random (`weights/_rounding.py`): rounded to the nearest, an average with a
-decay rate above 0.996 would stop, because its increments are below half a unit. The random bits
-depend on the key of the matrix, the step and the place, so that a restart repeats them.
+decay rate above 0.996 would stop. The random bits depend on the key of the matrix, the step and the
+place, so that a restart repeats them.
 
 *Random draws* of a refresh use the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr`
 FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with a compensation.
@@ -79,17 +78,15 @@ def in_subspace(
     """Runs a transformation on gradients projected to a subspace of rank `rank`.
 
     Args:
-      inner: a transformation of the projected matrices, such as `optax.scale_by_adam()`. It gets no
-        parameters. A transformation that takes the norm of a tree would mix matrices; use
-        `limit_norm_growth`, `graft` and `orthogonalize`, which work per matrix.
+      inner: a transformation of the projected matrices, such as `optax.scale_by_adam()`, without
+        parameters. One that takes the norm of a tree would mix matrices.
       rank: dimension of the subspaces.
       basis: the basis finder, a value of `curvax.subspaces`, such as `svd()`.
       refresh: policy for the bases: `every(k)`, `policies.below_norm(threshold)`, or your own.
       carry: how moments follow a change of basis: `subspaces.keep()` (the default), `rotate()` or
         `reset()`.
-      compensation: how the residual of the gradient is used: `None` (not at all),
-        "optimal", "fira", "fira+", or a value such as `subspaces.optimal(weight=0.2)` or
-        `channel_scaling()`.
+      compensation: how the residual of the gradient is used: `None` (not at all), "optimal",
+        "fira", "fira+", or a value such as `subspaces.optimal(weight=0.2)`.
       b3: decay rate of the energies within the subspace, which are tracked for the next basis;
         `None` does not track them. A basis that is drawn without the gradient needs `None`.
       side: the projected side: "smaller" or "larger" of the two orders (left if they are equal),
@@ -102,9 +99,6 @@ def in_subspace(
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
-
-    Raises:
-      ValueError: naming an argument outside its range, or a leaf that is not a matrix.
 
     Example:
       >>> import curvax, optax
@@ -194,25 +188,22 @@ def _check_rank(x: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
 
 def _widen(dtype: Any, state: Any) -> Any:
     """The state with basis and moments in float32 at least."""
-    return state if dtype is None else _with_kept(state, *widened(_kept(state)))
+    if dtype is None:
+        return state
+    return _with_moments(state, *widened((state.subspace.basis, take_moments(state.inner))))
 
 
 def _narrow(dtype: Any, state: Any) -> Any:
     """The state with basis and moments in this dtype; moments in bfloat16 are rounded at random."""
     if dtype is None:
         return state
-    basis, moments = _kept(state)
+    basis, moments = state.subspace.basis, take_moments(state.inner)
     if dtype == jnp.bfloat16:
         moments = _rounded(moments, state)
-    return _with_kept(state, *jax.tree.map(lambda x: x.astype(dtype), (basis, moments)))
+    return _with_moments(state, *jax.tree.map(lambda x: x.astype(dtype), (basis, moments)))
 
 
-def _kept(state: Any) -> tuple[Any, Moments]:
-    """Basis and moments."""
-    return state.subspace.basis, take_moments(state.inner)
-
-
-def _with_kept(state: Any, basis: Any, moments: Moments) -> Any:
+def _with_moments(state: Any, basis: Any, moments: Moments) -> Any:
     subspace = state.subspace._replace(basis=basis)
     return state._replace(subspace=subspace, inner=put_moments(state.inner, moments))
 
@@ -223,10 +214,8 @@ def _rounded(moments: Moments, state: Any) -> Any:
     def of_one(key: jax.Array, moments: Moments) -> Any:
         xs, treedef = jax.tree.flatten(moments)
         words = jax.random.key_data(key_for(key, state.count))
-        return treedef.unflatten(
-            stochastic(x, random_bits(words + jnp.uint32(i), None, x.shape))
-            for i, x in enumerate(xs)
-        )
+        bits = [random_bits(words + jnp.uint32(i), None, x.shape) for i, x in enumerate(xs)]
+        return treedef.unflatten(map(stochastic, xs, bits))
 
     for _ in state.subspace.key.shape[:-1]:
         of_one = jax.vmap(of_one)

@@ -6,12 +6,12 @@ r"""Weights beside those that take steps: averages to evaluate, and points ahead
 | `primal_average` | $Y_t = \mu_y X_t + (1-\mu_y) Z_t$ | $X_t$ |
 | `tail_average` | $W_t$ | $W_t + \lambda (E_t - W_t)$ |
 
-The user's parameters are always the points where gradients are taken, as with
-`optax.contrib.schedule_free`; `eval_params` computes from them and the state what is evaluated.
+As with `optax.contrib.schedule_free`, `eval_params` computes what is evaluated from the parameters
+and the state.
 
 *Numerics.* States are in float32 at least, and what is added to a parameter has its dtype.
 Parameters in bfloat16 would lose the small changes of averages: put `master_weights` or another
-wrapper of theirs outside. *State*: one array for each parameter. *Cost*: a few passes.
+wrapper of theirs outside. *State*: one array for each parameter.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ import optax
 from .._counts import at_step, next_step
 from .._paths import named_leaves
 from .._trees import map_unzip, widened
-from .._validate import as_transformation, checked
-from ._inner import check_given
+from .._validate import as_transformation, check_given, checked
 
 
 class LookaheadState(NamedTuple):
@@ -81,9 +80,8 @@ def eval_params(state: Any, params: Any) -> Any:
     """The weights to evaluate and keep, from the parameters and the optimizer's state.
 
     These are the averages of `tail_average`, `primal_average` and `optax.contrib.schedule_free`,
-    and the weights from which `ema_nesterov` looks ahead. The optimizer may have further wrappers
-    outside, such as `optax.masked`, `optax.partition` or `master_weights`. Without any of these the
-    parameters themselves are evaluated.
+    and the weights from which `ema_nesterov` looks ahead, also within further wrappers; without any
+    of these, the parameters themselves.
 
     Args:
       state: the optimizer's state; of an `nnx.Optimizer` its `opt_state`.
@@ -106,10 +104,11 @@ def eval_params(state: Any, params: Any) -> Any:
     for node in filter(known, jax.tree.leaves(state, is_leaf=known)):
         field, evaluated = OF_STATES[type(node)]
         # By path, because a mask leaves parameters out, and NNX has boxes of its own for states.
-        named, held = named_leaves(params), named_leaves(getattr(node, field)).present()
-        own = {name: x for name, x in named.present().items() if name in held}
-        found = evaluated(node._replace(**{field: held}), own)
-        params = named.rebuild({**named.present(), **found})
+        named, stored = named_leaves(params), named_leaves(getattr(node, field)).present()
+        weights = named.present()
+        averaged = {name: x for name, x in weights.items() if name in stored}
+        new = evaluated(node._replace(**{field: stored}), averaged)
+        params = named.rebuild(weights | new)
     return params
 
 
@@ -127,22 +126,18 @@ def ema_nesterov(
         P_t = W_t + \beta_t m_t, \qquad W_{t+1} = P_t + u_t(P_t), \qquad
         m_{t+1} = \gamma m_t + (1-\gamma)(W_{t+1} - W_t)
 
-    with the whole step :math:`u_t` of the inner optimizer, decay included, whose gradient is taken
-    at :math:`P_t`. The parameters are :math:`P`, and `eval_params` gives :math:`W`. The lookahead
-    is not taken back: :math:`W_{t+1} - W_t` holds it too, and the inner optimizer sees no other
-    change. With `beta=0` this is the inner optimizer.
+    with the whole step :math:`u_t` of the inner optimizer, decay included. The parameters are
+    :math:`P`, and `eval_params` gives :math:`W`. The lookahead is not taken back:
+    :math:`W_{t+1} - W_t` holds it too. With `beta=0` this is the inner optimizer.
 
     Args:
       inner: the whole optimizer, such as `curvax.muon(0.02)`.
-      beta: β, or a schedule of it from step 0 on. In the record (entry 46 of track 3) it is 0.3
+      beta: β ≥ 0, or a schedule of it from step 0 on. In the record (#46 of track 3) it is 0.3
         times the rate of the step before over the largest, from step 300 to 1950, and 0 elsewhere.
-      gamma: γ, the decay rate of the average step.
+      gamma: γ in [0, 1), the decay rate of the average step.
 
     Returns:
       An optimizer; its `update` needs parameters.
-
-    Raises:
-      ValueError: if `beta` is negative or `gamma` is not in [0, 1).
 
     Example:
       >>> import curvax, optax
@@ -190,10 +185,10 @@ def primal_average(
         Y_t = \mu_y X_t + (1-\mu_y) Z_t, \qquad Z_{t+1} = Z_t + u_t(Y_t), \qquad
         X_{t+1} = \mu_x X_t + (1-\mu_x) Z_{t+1}
 
-    with the step :math:`u_t` of the inner optimizer, which gets the gradient at :math:`Y_t` and
-    :math:`Z_t` for its parameters, so that :math:`Z` decays. The parameters are :math:`Y`, and
+    with the step :math:`u_t` of the inner optimizer, which gets :math:`Z_t` for its parameters, so
+    that :math:`Z` decays. The parameters are :math:`Y`, the state keeps :math:`Z`, and
     `eval_params` gives :math:`X`. With :math:`\mu_x = 1 - 1/(t+1)` this is Schedule-Free with equal
-    weights. The state keeps :math:`Z`.
+    weights.
 
     Args:
       inner: the whole optimizer, without momentum of its own.
@@ -202,9 +197,6 @@ def primal_average(
 
     Returns:
       An optimizer; its `update` needs parameters.
-
-    Raises:
-      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax
@@ -218,10 +210,8 @@ def primal_average(
     at = _schedule(mu_x)
 
     def init(params: Any) -> PrimalAverageState:
-        share = jnp.asarray(mu_y, float)
-        return PrimalAverageState(
-            jnp.zeros([], jnp.int32), share, _copies(params), inner.init(params)
-        )
+        count, share = jnp.zeros([], jnp.int32), jnp.asarray(mu_y, float)
+        return PrimalAverageState(count, share, _copies(params), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         check_given(state, params)
@@ -257,10 +247,10 @@ def tail_average(
         W_t + \lambda (E_t - W_t)
 
     for the weights after step `t = 1, 2, …`, the start `s` and the end `e`, from which on
-    :math:`E` is kept. The last expression is what `eval_params` gives; until the start it is
-    :math:`W_t`. Around `ema_nesterov` and the other wrappers :math:`W` is what these evaluate. To
-    leave parameters out, put `optax.masked(curvax.tail_average(optax.identity(), start), mask)`
-    behind the optimizer in a chain.
+    :math:`E` is kept. `eval_params` gives the last expression; until the start it is :math:`W_t`.
+    Around `ema_nesterov` and the other wrappers :math:`W` is what these evaluate. To leave
+    parameters out, put `optax.masked(curvax.tail_average(optax.identity(), start), mask)` behind
+    the optimizer in a chain.
 
     Args:
       inner: the whole optimizer.
@@ -271,9 +261,6 @@ def tail_average(
 
     Returns:
       An optimizer; its `update` needs parameters.
-
-    Raises:
-      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax
@@ -288,10 +275,8 @@ def tail_average(
         raise ValueError(f"end must be above start={start}, got {end}.")
 
     def init(params: Any) -> TailAverageState:
-        mixed = jnp.asarray(share, float)
-        return TailAverageState(
-            jnp.zeros([], jnp.int32), mixed, _copies(params), inner.init(params)
-        )
+        count, mixed = jnp.zeros([], jnp.int32), jnp.asarray(share, float)
+        return TailAverageState(count, mixed, _copies(params), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         check_given(state, params)
@@ -312,7 +297,6 @@ def tail_average(
 
 
 def _schedule(value: optax.ScalarOrSchedule) -> Any:
-    """A function from a step to a number, from a schedule or a number."""
     return lambda count: jnp.asarray(at_step(value, count), float)
 
 

@@ -4,16 +4,8 @@ $$W \leftarrow \gamma^{\alpha}\, (W + \Delta), \qquad \gamma = \min(1,\ \tau / S
 
 for the update $\Delta$ of a kernel and the largest logit $S$ of each head in this step's batch
 (Kimi team, arXiv:2507.20534). With $\alpha = 1/2$ for query and key, the logits of a head shrink by
-$\gamma$. The model provides the statistic, and an argument of `update` takes it:
-
-    updates, state = optimizer.update(grads, state, params, max_logits={
-        "block_0/attention/query/kernel": s[:, None],  # kernel (D, H, K), s (H,)
-        "block_0/attention/key/kernel": s[:, None],
-    })
-
-Heads of latent attention share the rotary components of their keys, so these stay as they are. The
-rotary components of the queries take the whole $\gamma$:
-`power={"*query_rope*": 1.0, "*": 0.5}`.
+$\gamma$. Heads of latent attention share the rotary components of their keys, so these stay as they
+are, and those of the queries take the whole $\gamma$: `power={"*query_rope*": 1.0, "*": 0.5}`.
 
 *Numerics.* float32 at least. A head whose statistic is zero or not finite is not clipped.
 """
@@ -28,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._paths import matches, named_leaves
+from .._paths import first_of, matches, named_leaves
 from .._validate import Number, checked, shown
 
 
@@ -42,7 +34,8 @@ def clip_logits(
 
     Put it last, after a full optimizer. `update` takes the statistics as `max_logits`: a mapping
     from the paths of parameters, as `summarize` prints them, to arrays that broadcast against the
-    parameters. Without this argument it clips nothing.
+    parameters, such as `s[:, None]` for kernels `(D, H, K)` and the logits `s (H,)` of heads.
+    Without this argument it clips nothing.
 
     Args:
       threshold: τ.
@@ -115,9 +108,8 @@ def _check_paths(max_logits: Any, weights: Mapping[str, Any]) -> None:
     entries = max_logits if isinstance(max_logits, Mapping) else dict.fromkeys([shown(max_logits)])
     for path in entries:
         if not isinstance(path, str) or path not in weights or isinstance(entries[path], Mapping):
-            paths = ", ".join([*weights][:8]) + (", ..." if len(weights) > 8 else "")
             raise ValueError(
                 "max_logits must be a mapping from the paths of parameters to statistics, such as "
                 f"{{{next(iter(weights), 'query/kernel')!r}: ...}}; got {shown(path)}. The paths "
-                f"are {paths}."
+                f"are {first_of(weights)}."
             )

@@ -6,13 +6,11 @@ $$w = s\,(2c - 255) / 255, \qquad c \leftarrow \lfloor c + 255\, u / (2s) + \del
 
 for an update $u$, with the dither $\delta \in [0, 1)$ of `storage/_codec.py`: an update of a tenth
 of the gap between two codes moves the code in one of ten steps. So nothing is lost on average (the
-sum of $n$ updates of one size is off by about one gap), no weights with more bits exist, and a
-resumed run repeats itself. A zero update changes nothing.
+sum of $n$ updates of one size is off by about one gap), and a resumed run repeats itself.
 
 *Scales.* A row keeps its scale while its largest weight is at most the scale and more than a
 quarter of it. Otherwise the scale becomes 9/8 of that weight, and the old codes are rounded to new
-ones in the same way. Scales of tiles would follow the weights more closely, but XLA:TPU writes
-their product with a matrix in full size.
+ones in the same way. (XLA:TPU would write the product with scales of tiles in full size.)
 
 *Contract of Optax.* Updates of codes are differences modulo 256, so that `optax.apply_updates`,
 which adds them as unsigned bytes, gives exactly the new codes.
@@ -34,15 +32,14 @@ from jax.core import Tracer
 from .._arrays import check_real
 from .._counts import next_step
 from .._paths import named_leaves
-from .._validate import as_transformation, check_predicate
+from .._validate import as_transformation, check_given, check_predicate
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import one_layer_in_rows
 from ..matrices._names import kind_of
 from ..storage._codec import Coded, dither_of
-from ._inner import check_given
 
 HEADROOM = 9 / 8
-LEAST = 2.0**-118  # the smallest scale: the 255th part of it is a normal number of float32
+LEAST = 2.0**-118  # of scales: the 255th part of it is a normal number of float32
 TOP = 255  # the largest code
 
 
@@ -67,11 +64,9 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
       shape `(..., m, n)`, uint8, and `scales (..., m, 1)` in its dtype. Rounding moves a weight by
       at most 0.45 % of the largest weight of its row.
 
-    A row with an entry that is not finite becomes NaN under `jit`, where nothing can be raised.
-
     Raises:
       ValueError: naming a parameter for which `where` is true and which is not a floating matrix,
-        or one with an entry that is not finite.
+        or one with an entry that is not finite (under `jit` its row becomes NaN instead).
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -109,8 +104,6 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
 def from_int8(params: Any) -> Any:
     """Decodes the parameters that `to_int8` or an update returned; others stay as they are.
 
-    A train step takes gradients with respect to the decoded parameters:
-
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax
       >>> params = curvax.to_int8({"kernel": jnp.eye(32)})
@@ -133,12 +126,11 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
     Returns:
       An optimizer of parameters that `to_int8` returned. `update` takes gradients with respect to
       `from_int8(params)` and needs `params`. Add its updates with `optax.apply_updates`, and do not
-      change them before. With `curvax.layerwise` a block gets the decoded weights of its layer, so
-      only one layer is decoded at a time. Parameters that are not in 8 bits are updated as without
-      this wrapper.
+      change them before. Parameters that are not in 8 bits are updated as without this wrapper. A
+      matrix whose update is not finite stays as it is.
 
-    A matrix whose update is not finite stays as it is. `summarize`, `state_of` and `report` take
-    `inner`, `from_int8(params)` and the state's field `inner`.
+    With `curvax.layerwise` only one layer is decoded at a time. `summarize`, `state_of` and
+    `report` take `inner`, `from_int8(params)` and the state's field `inner`.
 
     Raises:
       ValueError: in `init`, if no parameter is in 8 bits; in `update`, without `params`.
@@ -164,22 +156,18 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         check_given(state, params)
         count = next_step(state.count)
+
+        def widen(p: Any, g: Any) -> Any:
+            return g.astype(jnp.float32) if _is_coded(p) else g
+
+        def change(p: Any, w: Any, u: Any) -> Any:
+            return _change(p, w, u, count) if _is_coded(p) else u
+
         # Tools that trace an optimizer may pass parameters as gradients.
-        gradients = jax.tree.map(
-            lambda p, g: g.astype(jnp.float32) if _is_coded(p) else g,
-            params,
-            from_int8(updates),
-            is_leaf=_is_coded,
-        )
+        gradients = jax.tree.map(widen, params, from_int8(updates), is_leaf=_is_coded)
         weights = _decoded(params, jnp.float32)
         updates, inner_state = inner.update(gradients, state.inner, weights, **extra_args)
-        changes = jax.tree.map(
-            lambda p, w, u: _change(p, w, u, count) if _is_coded(p) else u,
-            params,
-            weights,
-            updates,
-            is_leaf=_is_coded,
-        )
+        changes = jax.tree.map(change, params, weights, updates, is_leaf=_is_coded)
         return changes, Int8WeightsState(count, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -3,8 +3,8 @@ r"""Rounding of float32 to bfloat16: to the nearest, or up or down at random.
 Stochastic rounding adds 16 random bits to the lower half of a float32's pattern and cuts this half
 off. A carry runs into the exponent where it should, so $x$ between two neighbors $a$ and $b$ in
 bfloat16 becomes $b$ with probability $(x - a) / (b - a)$, exactly. The bits are a hash of a key and
-of the place in the array: no array of random bits is ever in memory, and the bits do not depend on
-devices, meshes or layers that are cut out. (`jax.random.bits` takes 50 times as long on a CPU.)
+of the place in the array, so that they do not depend on devices, meshes or layers that are cut out.
+(`jax.random.bits` takes 50 times as long on a CPU.)
 
 *From a rounded sum to an update.* `optax.apply_updates` adds in float32 and rounds to the nearest.
 If $q$ lies between the neighbors of the float32 sum $p + u$, this restores $q$ from
@@ -23,16 +23,12 @@ import jax
 import jax.numpy as jnp
 
 LARGEST_FLOAT32 = float(jnp.finfo(jnp.float32).max)
-
-_SIGN, _UPPER = 0x80000000, 0xFFFF0000
-_LARGEST_BITS = 0x7F7FFFFF
+_SIGN, _UPPER, _LARGEST_BITS = 0x80000000, 0xFFFF0000, 0x7F7FFFFF
 
 
 def nearest(x: jax.Array) -> jax.Array:
-    """The nearest number of bfloat16, as float32.
-
-    Two casts do not suffice: XLA may leave them out (`xla_allow_excess_precision`).
-    """
+    """The nearest number of bfloat16, as float32."""
+    # XLA may leave out two casts (`xla_allow_excess_precision`).
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 

@@ -5,14 +5,12 @@ r"""Steps that follow the norms of the weights, and steps that keep them.
 | `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: arXiv:2502.07752, Eq. 34 |
 | `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: arXiv:2606.16899 |
 
-for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. Put the
-first before the learning rate and the second after it: together they replace weight decay and move
-a matrix by the same angle at each step, on the sphere on which it started. That is
-`weights="hyperball"` of a method.
+for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. Both,
+the first before the learning rate and the second after it, replace weight decay and move a matrix
+by the same angle at each step: `weights="hyperball"` of a method.
 
 *Numerics.* float32 at least. If the weights or the update are zero, the update stays as it is. So a
-matrix that starts at zero keeps the norm of its first update: start it at the norm that you want.
-A direction may have any scale. Kept norms drift by rounding only. *Cost*: two passes.
+matrix that starts at zero keeps the norm of its first update. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ def scale_by_weight_norm(
     """Gives each matrix of a direction `coefficient` times the norm of its weights.
 
     After `momentum` this is Lars. On plain gradients it is `optax.scale_by_trust_ratio`, with a
-    norm for each matrix instead of one for each array. It is `relative_update.py` among the weight
-    hooks of Emerging-Optimizers, where weights of zero stay there.
+    norm for each matrix instead of one for each array.
 
     Args:
       coefficient: c.
@@ -80,10 +77,7 @@ def keep_weight_norm() -> optax.GradientTransformation:
       >>> (weights + update).tolist()
       [[5.0, 0.0]]
     """
-
-    def kept(x: jax.Array, w: jax.Array) -> jax.Array:
-        return at_norm(x, w, lengths(w))
-
+    kept = lambda x, w: at_norm(x, w, lengths(w))  # noqa: E731
     return per_matrix("keep_weight_norm", kept, weights=True)
 
 

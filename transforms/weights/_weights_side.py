@@ -3,11 +3,10 @@ r"""The side of the weights: what a step does with them beside the direction.
 A step with learning rate $\eta$ and direction $D$ adds the update $\Delta = -\eta D$ to weights
 $W$; an optimizer that gets the direction as its gradient (`base=`) makes another $\Delta$. A value
 of `weights=` changes updates in two phases: `before`, where the formulas change $D$, and `after`,
-where they change the weights that the step reaches. A chain runs `before` of all its parts, in
-order, and then `after` of all. `_weights_values.py` has the other values.
+where they change the weights that the step reaches. `_weights_values.py` has the other values.
 
 *Numerics.* float32 at least, rounded to the update's dtype at the end. *Cost*: a few passes over
-the matrix; no state but a counter of steps, if the learning rate is a schedule.
+the matrix. *State*: a counter of steps, if the learning rate is a schedule.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ def chain(*parts: Weights) -> Chain:
 
     for the two phases :math:`b_i` and :math:`a_i` of each value; all read the weights from before
     the step. A brake with `pin` and `hyperball` have both, the other brake and decay the second
-    one, `floor` the first one. Behind `hyperball`, the second phase of another value takes weights
-    off the sphere. For a schedule of a number, inject a function of it that makes the optimizer.
+    one, which takes weights off the sphere behind `hyperball`, and `floor` the first one. For a
+    schedule of a number, inject a function of it that makes the optimizer.
 
     Args:
       *parts: values of `curvax.weights`.

@@ -1,14 +1,7 @@
 r"""The values of `weights=`: spheres, decay, brakes, floors.
 
-| value | update | reference |
-|---|---|---|
-| `hyperball` | on the sphere of the weights | arXiv:2606.16899 |
-| `decay` | decoupled decay, also cautious or independent of the learning rate | arXiv:2510.12402 |
-| `brake` | norms grow by a share of their growth | Emerging-Optimizers; track 3, #29 |
-| `floor` | at least a share of the weights long | track 3, #9 and #46 |
-
-Track 3 is that of KellerJordan/modded-nanogpt. The docstrings have the formulas, and what happens
-to weights that are 0.
+The docstrings have the formulas, the sources (track 3 is that of KellerJordan/modded-nanogpt), and
+what happens to weights that are 0.
 """
 
 from __future__ import annotations
@@ -26,11 +19,8 @@ from ..linalg._numerics import inner_products, safe_norm
 from ._weight_norms import at_norm, lengths, long_as
 from ._weights_side import Weights
 
-SMALLEST = 1e-8
-"""Lengths below it count as this length, as in the sources of `floor` and of `brake` with `pin`."""
-
-SMALLEST_SQUARE = 1e-12
-"""The same of the square by which the second of them divides."""
+SMALLEST, SMALLEST_SQUARE = 1e-8, 1e-12
+"""Lengths, and squares, below count as this, as in the sources of `floor` and of `brake(pin=)`."""
 
 AXES = {"matrix": (-2, -1), "row": -1, "column": -2}
 """The axes over which a unit of `floor` has its length."""
@@ -106,9 +96,8 @@ class Brake(Weights):
         norm = lengths(w)
         if self.pin:
             norm = jnp.maximum(norm, SMALLEST)
-            return at_norm(
-                update, w, jnp.maximum(norm + inner_products(update, w) / norm, SMALLEST)
-            )
+            pinned = norm + inner_products(update, w) / norm
+            return at_norm(update, w, jnp.maximum(pinned, SMALLEST))
         moved = w + update
         reached = lengths(moved)
         # |W + Δ|² - |W|², which rounds less than the difference of the norms.
@@ -150,16 +139,12 @@ def hyperball(rms: jax.typing.ArrayLike | None = None) -> Hyperball:
     of the weights: in bfloat16, wrap the optimizer as `docs/bfloat16.md` says.
 
     *Zero weights.* With `rms` their first step leads to the sphere, as that of all weights. Without
-    it, a matrix that starts at zero has no radius: its first step other than zero is that of
-    plain descent, :math:`-\eta D`, and it keeps the length of this step from then on. With a
-    warm-up this is too short: give `rms`, or another start.
+    it, their first step other than zero is that of plain descent, :math:`-\eta D`, and they keep
+    its length from then on. With a warm-up this is too short: give `rms`, or another start.
 
     Args:
       rms: the root mean square of the entries on the sphere, :math:`R = \mathrm{rms} \sqrt{mn}`;
         `None` is the norm that each matrix has.
-
-    Raises:
-      ValueError: if `rms` is not positive.
 
     Example:
       >>> import curvax
@@ -167,8 +152,6 @@ def hyperball(rms: jax.typing.ArrayLike | None = None) -> Hyperball:
 
     References:
       Wen et al., `Hyperball optimization <https://arxiv.org/abs/2606.16899>`_, 2026.
-      Emerging-Optimizers, `weight_update_hooks/hyperball.py`, asks for a radius, and requires that
-      weights start there.
     """
     return Hyperball(rms)
 
@@ -193,21 +176,15 @@ def decay(
     Hutter, arXiv:1711.05101); with `independent`, it follows neither. That of AdamC,
     :math:`r = \eta^2 / \eta_{\max}` (arXiv:2506.02285), is
     `curvax.inject_hyperparams(curvax.muon)(rate, weights=curvax.weights.decay(0.1),
-    weights_weight_decay=lambda step: 0.1 * rate(step) / peak)`.
-
-    *Zero weights.* They do not decay, and leave zero by the step alone; with `moved` and without
-    `cautious` what the step reaches decays.
+    weights_weight_decay=lambda step: 0.1 * rate(step) / peak)`. Zero weights do not decay, but with
+    `moved` and without `cautious` what their step reaches does.
 
     Args:
-      weight_decay: λ.
-      cautious: whether only entries decay that the step makes smaller anyway, so that decay never
-        works against it. Where a step is 0, as at a learning rate of 0, entries decay.
+      weight_decay: λ, 0 or more.
+      cautious: whether only entries decay that the step makes smaller anyway, or does not change.
       independent: whether r is 1, so that the learning rate does not multiply the decay.
       moved: whether the weights that the step reaches decay, :math:`W' \leftarrow W' - r \lambda\,
         m \odot W'`, as behind the pin in the record of modded-nanogpt's track 3 (#46).
-
-    Raises:
-      ValueError: if `weight_decay` is negative.
 
     Example:
       >>> import curvax
@@ -230,7 +207,7 @@ def brake(
       W' = V\, (\|W\| + s\, (\|V\| - \|W\|)) / \|V\|
 
     with `s = outward` where the norm grows, and `inward` where it shrinks. It also brakes the
-    growth by tangential steps, which is of second order in η.
+    growth by tangential steps, of second order in η.
 
     With `pin`, that of modded-nanogpt's track 3 (#29): the radial part of the direction is
     multiplied by s, and then the norm is pinned to where the radial part leads in first order, so
@@ -248,12 +225,9 @@ def brake(
     grow from there while `D` keeps pointing outward, by the braked radial part.
 
     Args:
-      outward: s where the norm grows.
-      inward: s where it shrinks.
+      outward: s where the norm grows, above 0.
+      inward: s where it shrinks, 0 or more.
       pin: which of the two brakes.
-
-    Raises:
-      ValueError: if `outward` is not positive, or `inward` is negative.
 
     Example:
       >>> import curvax
@@ -275,16 +249,12 @@ def floor(share: jax.typing.ArrayLike, *, unit: str = "matrix") -> Floor:
     before the learning rate: a step is at least :math:`c\, \eta\, \|W\|` long. A direction of 0
     stays 0.
 
-    *Zero weights.* They have no floor, and leave zero by the step alone. (Both norms count as at
-    least 1e-8, as in the record.)
+    Zero weights leave zero by the step alone. (Both norms count as at least 1e-8.)
 
     Args:
-      share: c; 0.35 in #9 of modded-nanogpt's track 3, 0.3825 in #46.
+      share: c > 0; 0.35 in #9 of modded-nanogpt's track 3, 0.3825 in #46.
       unit: what has a length: the "matrix" (#9), each "row", or each "column". Columns are the
         outputs of a kernel `(in, out)`, which #46 calls rows.
-
-    Raises:
-      ValueError: if `share` is not positive, or `unit` is unknown.
 
     Example:
       >>> import curvax
