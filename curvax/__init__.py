@@ -26,9 +26,7 @@ a direction for batches of matrices, such as `scale_by_muon`.
 | `curvax.recipes` | what leads the field, made of these parts |
 | `curvax.published` | the settings that papers publish |
 
-An argument outside its range raises a ValueError that names it, its value and the allowed values;
-`Raises:` in docstrings has other errors. `curvax/transforms/__init__.py` has the map of the
-modules, and follows a step through them.
+`curvax/transforms/__init__.py` has the map of the modules, and follows a step through them.
 """
 
 from importlib import metadata as _metadata

@@ -79,6 +79,9 @@ def skip_spikes(
     Returns:
       The transformation; extra arguments are passed through.
 
+    Raises:
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
+
     Example:
       >>> import curvax, jax.numpy as jnp, optax
       >>> optimizer = curvax.skip_spikes(optax.sgd(1.0), warmup_steps=1)

@@ -87,6 +87,9 @@ def trust_gate(
         step 1375, and then falls to 0 at step 1625.
       highest: its largest share, or a schedule; in the record 0.85 before step 1625.
 
+    Raises:
+      ValueError: if an argument is not in its range.
+
     Example:
       >>> import curvax
       >>> nesterov, soap = curvax.momentum(0.95, nesterov=True), curvax.scale_by_soap()

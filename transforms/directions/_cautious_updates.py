@@ -34,6 +34,9 @@ def cautious_updates(
     Returns:
       A transformation of leaves of any shape.
 
+    Raises:
+      ValueError: if an argument is not allowed.
+
     Example:
       >>> import curvax, jax.numpy as jnp, optax
       >>> cautious = curvax.cautious_updates(optax.trace(0.5), rescale=False)

@@ -53,6 +53,9 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
     Returns:
       A transformation of leaves of any shape.
 
+    Raises:
+      ValueError: if `max_norm` is not positive.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> clip = curvax.clip_by_last_norm(1.0)

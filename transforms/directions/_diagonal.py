@@ -46,11 +46,15 @@ def precondition_diagonal(
     Args:
       momentum: a transformation that makes `M` from the gradient; `None` means `M = G`.
       side: "left" divides rows, "right" columns.
-      b2: decay rate of the mean in [0, 1), which starts at 0 and is not bias-corrected.
-      eps: damping, 0 or more, added inside the root.
+      b2: decay rate of the mean, which starts at 0 and is not bias-corrected.
+      eps: damping, added inside the root.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if `side` is unknown, if `b2` is outside [0, 1), if `eps` is negative, or if a
+        leaf is not a matrix.
     """
     divided = Side(side)
     average: Any = optax.identity() if momentum is None else momentum

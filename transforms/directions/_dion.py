@@ -51,7 +51,7 @@ def scale_by_dion(
 
     Args:
       rank: r; at most `min(m, n)` is used.
-      b1: μ in [0, 1), the decay rate of the part that the direction represents.
+      b1: μ, the decay rate of the part that the direction represents.
       side: the side of P: "left" (rows, as printed), "right", "smaller" or "larger". The paper's
         rows are outputs, which are the columns of kernels in Flax.
       seed: seed of the first Q, whose columns are random.
@@ -60,6 +60,10 @@ def scale_by_dion(
       A transformation on batches of matrices `(..., m, n)`. Its directions have at most the norm
       `√r`; the paper multiplies them by √(outputs / inputs), which `scale_by_shape` does for
       matrices with more outputs.
+
+    Raises:
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
 
     Example:
       >>> import curvax, optax

@@ -155,8 +155,11 @@ def adam(b1: jax.typing.ArrayLike = 0.95, eps: jax.typing.ArrayLike = 1e-8) -> A
     """Takes the length of Adam's direction, whose second decay rate is that of the statistics.
 
     Args:
-      b1: Adam's first decay rate, in [0, 1).
-      eps: Adam's epsilon, 0 or more.
+      b1: Adam's first decay rate.
+      eps: Adam's epsilon.
+
+    Raises:
+      ValueError: if `b1` is not in [0, 1) or `eps` is negative.
     """
     return AdamGraft(b1, eps)
 

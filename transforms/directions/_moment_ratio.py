@@ -62,8 +62,8 @@ def moment_ratio(
     """Replaces matrices by the ratio of their first moment to the root of their second.
 
     Args:
-      b1: decay rate of the first moment, in [0, 1).
-      b2: decay rate of the second moment, in [0, 1).
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
       eps: added to the root of the second moment.
       bias_correction: whether to divide the moments by `1 - b1^t` and `1 - b2^t`.
       dtype: dtype of the stored first moment; `None` is that of the parameters, at least float32.
@@ -72,6 +72,9 @@ def moment_ratio(
       A transformation on batches of matrices `(..., m, n)`. An entry gives 0 if its second moment
       has a root of at most `64 √max(m, n) eps` times the largest one of its matrix. Its `update`
       takes another limit as `noise=`, as `in_subspace` gives it.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
 
     Example:
       >>> import curvax, jax.numpy as jnp

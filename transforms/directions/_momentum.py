@@ -62,6 +62,10 @@ def momentum(
     Returns:
       A transformation of leaves of any shape.
 
+    Raises:
+      ValueError: if `b1` is outside [0, 1), if `accumulate` is unknown, or if `bias_correction` is
+        given with "sum".
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> averaged = curvax.momentum(0.9, bias_correction=True)

@@ -41,12 +41,16 @@ def normalize_neurons(
     """Divides each neuron by the root of its second moment; each matrix keeps its norm.
 
     Args:
-      b2: decay rate in [0, 1) of the second moments, which start at 0 without bias correction.
+      b2: decay rate of the second moments, which start at 0 without bias correction.
       eps: added to their roots.
       side: the side of the neurons: "right" (columns), "left" (rows), "smaller" or "larger".
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
 
     Example:
       >>> import curvax, optax

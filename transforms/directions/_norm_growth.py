@@ -41,6 +41,9 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
+    Raises:
+      ValueError: if `gamma < 1`, or if a leaf is not a matrix.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> limiter = curvax.limit_norm_growth(2.0)

@@ -134,6 +134,9 @@ def newton_schulz(
       dtype: dtype of the iterations and of the direction, such as bfloat16, in which devices then
         also exchange it (`mesh=`); `None` is that of the matrix.
 
+    Raises:
+      ValueError: if an argument is not allowed; the message names it.
+
     Example:
       >>> import curvax
       >>> turbo = curvax.polar.newton_schulz(4, coefficients="turbo_muon", norm="aol")
@@ -187,6 +190,9 @@ def balanced(
       rounds: number of polar factors. One is the polar factor of normalized rows.
       beta: β, above 0.
 
+    Raises:
+      ValueError: if an argument is not allowed; the message names it.
+
     Example:
       >>> import curvax
       >>> optimizer = curvax.muon(0.02, method=curvax.polar.balanced())
@@ -221,6 +227,9 @@ def orthogonalize(
       counts failed decompositions, whose directions are zero. Its `update` takes `shared_axis=`:
       the axis or axes of an enclosing `shard_map` whose devices have the same matrices and divide
       the products of each, as with `axis_name=` of `newton_schulz`.
+
+    Raises:
+      ValueError: if an argument is not allowed, or if a leaf is not a matrix.
 
     Example:
       >>> import curvax, jax.numpy as jnp

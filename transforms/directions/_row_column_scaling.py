@@ -67,8 +67,8 @@ def scale_by_rows_and_columns(
     """Scales rows and columns by running averages of RACS's two diagonals.
 
     Args:
-      b2: decay rate in [0, 1) of the averages, which start at 0.
-      iterations: rounds of the fixed-point iteration, at least 1.
+      b2: decay rate of the averages, which start at 0; `b2 = 0` uses only the current gradient.
+      iterations: rounds of the fixed-point iteration.
       bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not, so its first
         direction is `1 / (1 - b2)` times longer.
       limit: the largest root mean square of a matrix's direction, over rows and columns that have
@@ -76,6 +76,9 @@ def scale_by_rows_and_columns(
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if `b2` is outside [0, 1), if `iterations < 1`, or if a leaf is not a matrix.
     """
 
     def init(p: Any) -> RowColumnState:

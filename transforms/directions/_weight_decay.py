@@ -30,11 +30,14 @@ def add_cautious_decay(
     shape.
 
     Args:
-      weight_decay: λ, 0 or more.
+      weight_decay: λ.
       mask: which parameters decay, as in `optax.adamw`.
 
     Returns:
       A transformation that needs parameters.
+
+    Raises:
+      ValueError: if `weight_decay` is negative.
 
     Example:
       >>> import curvax, jax.numpy as jnp

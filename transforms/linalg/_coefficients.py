@@ -103,6 +103,9 @@ def polar_express(
     Returns:
       A row for each iteration.
 
+    Raises:
+      ValueError: if an argument is not in its range.
+
     Example:
       >>> import curvax
       >>> express = curvax.polar.newton_schulz(4, coefficients=curvax.polar_express(4))

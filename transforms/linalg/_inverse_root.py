@@ -163,6 +163,9 @@ def inverse_root(
       The roots, like `a`, and an error estimate per matrix, `(...)`: for "eigh" the relative
       residual of the decomposition, for the iterations `max |X^p (A + eps · I) - I|`.
 
+    Raises:
+      ValueError: if an argument is not allowed; the message names it.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> root, error = curvax.inverse_root(jnp.diag(jnp.array([4.0, 0.25])))

@@ -39,7 +39,7 @@ class Groups(NamedTuple):
     def size(self, batch: int, numbers: int | None, about: int | None = None) -> int:
         """The largest group that divides a batch of matrices with so many `numbers`; 1 for `None`.
 
-        Or the smallest from `about` on (of large matrices from `enough`), if there is one, and 1 for
+        Or the smallest from `about` on, of large matrices from `enough`, if there is one, and 1 for
         less than `least`.
         """
         if numbers is None:

@@ -84,6 +84,9 @@ def products(
         relative to each row. Elsewhere, and with `method="eigh"`, "qr" and stored roots, it is
         "float32".
       refresh: of rotations, roots and the moments that turn along. `None` is as for `statistics`.
+
+    Raises:
+      ValueError: if a level is none of "float32", "bf16x6", "bf16x3" and "bf16".
     """
     for name, level in (("step", step), ("statistics", statistics), ("refresh", refresh)):
         OneOf((None, *LEVELS)).check(name, level)

@@ -63,6 +63,10 @@ def diagonal_residual(
       update_eigenvalues: whether a check that does not refresh sets the eigenvalues to
         `diag(QᵀLQ)`; otherwise the root does not change.
       stagger: spreads the checks of the factors over the period.
+
+    Raises:
+      ValueError: if `check_every < 1` or `threshold <= 0`, or if a flag is not a bool; the message
+        names the argument.
     """
     schedule = Every(check_every, offset=1, first=True, stagger=stagger)
     return DiagonalResidual(schedule, threshold, update_eigenvalues)

@@ -130,6 +130,9 @@ def qr(steps: int = 1) -> Qr:
         asked again, and the refresh ends when it asks for none, as in the QR algorithm from a warm
         start (Eschenhagen et al., arXiv:2506.03595). More than one step needs a policy that
         examines the bases, such as `policies.diagonal_residual`; `every` takes one.
+
+    Raises:
+      ValueError: if `steps` is not a positive integer.
     """
     return Qr(steps)
 
@@ -148,6 +151,9 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     Args:
       most: the most rotations in a refresh, and turns that make the basis orthonormal again. 80
         lead from the identity to any basis; fewer leave bases behind, which costs loss.
+
+    Raises:
+      ValueError: if `most` is not a positive integer.
     """
     return Rotations(most)
 
@@ -163,6 +169,9 @@ def stored_roots(method: str = "eigh") -> StoredRoots:
 
     Args:
       method: "eigh", "products", "coupled_newton" or "newton_schulz", as `inverse_root` has it.
+
+    Raises:
+      ValueError: if `method` is none of these.
     """
     OneOf(SOLVERS).check("method", method)
     return StoredRoots(method)
@@ -188,6 +197,9 @@ def saturated_roots(steps: int = 5, *, coefficients: Coefficients = "quintic") -
       steps: k.
       coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers, or a row for each step
         (the last one repeats). (1.5, -0.5, 0.0) is the classical iteration.
+
+    Raises:
+      ValueError: if an argument is not allowed.
 
     Example:
       >>> import curvax

@@ -157,6 +157,11 @@ def every(
         group would have less than 8 factors (or than the integer), and where GPUs decompose one by
         one too: with policies that examine factors, and in few bits.
 
+    Raises:
+      ValueError: if `k` is not a positive integer, `offset` not an integer, `first` neither a bool
+        nor "doubling" or "growing", or `stagger` neither a bool nor a positive integer; integers
+        must be of int32.
+
     Example:
       >>> import curvax
       >>> policy = curvax.every(3, offset=1)
@@ -190,6 +195,9 @@ def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> Belo
     Args:
       threshold: ς, a Frobenius norm.
       check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, … The first check refreshes.
+
+    Raises:
+      ValueError: if an argument is outside its range; the message names it.
     """
     return BelowNorm(Every(check_every, offset=1), threshold)
 

@@ -67,6 +67,9 @@ def quantize_state(
     Returns:
       The transformation; extra arguments are passed through.
 
+    Raises:
+      ValueError: naming the argument, its value and the allowed values.
+
     Example:
       >>> import curvax, jax.numpy as jnp, optax
       >>> params = {"kernel": jnp.zeros((256, 512))}

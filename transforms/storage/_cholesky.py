@@ -157,6 +157,9 @@ def cholesky(
       damping_mode: "relative": adds eps times the factor's largest entry (zeros stay zeros);
         "absolute": adds eps itself, as published, which swamps the factors of small gradients.
 
+    Raises:
+      ValueError: if an argument is not allowed; the message lists the allowed values.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> params = {"kernel": jnp.zeros((256, 512))}

@@ -210,6 +210,9 @@ def packed(
         like plain matrices. Bases from the last two are orthogonal up to the errors of their
         elements.
 
+    Raises:
+      ValueError: if an argument is not allowed; the message lists the allowed values.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> params = {"kernel": jnp.zeros((256, 512))}

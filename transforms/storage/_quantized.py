@@ -102,6 +102,9 @@ def quantized(
       keep_diagonal: whether diagonals stay in float32.
       min_elements: matrices with fewer elements stay dense.
 
+    Raises:
+      ValueError: if an argument is not allowed; the message lists the allowed values.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> params = {"kernel": jnp.zeros((256, 512))}

@@ -119,6 +119,9 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
     Args:
       dtype: their floating dtype; `None` is float32, or float64 for float64 parameters. bfloat16 is
         meant for roots: a running average in bfloat16 with `b2` above 0.99 stops changing.
+
+    Raises:
+      ValueError: if `dtype` is not a real floating dtype.
     """
     return Dense(None if dtype is None else jax.numpy.dtype(dtype))
 

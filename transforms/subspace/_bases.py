@@ -226,6 +226,9 @@ def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
     Args:
       oversampling: number of columns beyond the rank.
       iterations: number of products with `GGᵀ` before the last.
+
+    Raises:
+      ValueError: if an argument is not a positive integer.
     """
     return Randomized(oversampling, iterations)
 
@@ -238,6 +241,9 @@ def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterat
       rotate: whether to rotate the result to the leading eigenvectors within its span (Gong et al.,
         Algorithm 10). Otherwise QR orthonormalizes the columns of `GGᵀU`, by descending energy.
       start: finder of the first basis, from the gradient alone; `None` is `svd()`.
+
+    Raises:
+      ValueError: if `start` is not a basis finder.
     """
     start = svd() if start is None else start
     check_finder("start", start)

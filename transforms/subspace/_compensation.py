@@ -179,6 +179,9 @@ def optimal(
         the `b1` of `alice`, as published, and 0.9 elsewhere.
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
       weight: w, applied after the limiter: Alice's α_c (0.2 at 1.3B parameters).
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
     """
     return Optimal(decay, gamma, weight)
 
@@ -200,6 +203,9 @@ def fira(
       residual: ρ; 1 is the true residual. With GaLore's scale α, the official code is
         `fira(residual=α, weight=1 / α)`.
       limit: largest norm of C, before the limiter, over `√(m/r) ‖Δ‖`; infinity is the paper's form.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
     """
     return Fira(gamma, weight, residual, limit)
 
@@ -212,6 +218,9 @@ def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
 
     Args:
       weight: w.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
     """
     return Fira(weight=weight, limit=float("inf"), to_low_rank=True)
 
@@ -225,6 +234,9 @@ def channel_scaling(*, whole: bool = False, limit: jax.typing.ArrayLike = 1.0) -
       whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix (Apollo-mini).
       limit: largest norm of D over `√(m/r) ‖Δ‖`; longer ones are shortened. Infinity is the paper's
         form.
+
+    Raises:
+      ValueError: naming the argument that is not allowed.
     """
     return ChannelScaling(whole, limit)
 

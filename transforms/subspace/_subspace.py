@@ -100,6 +100,9 @@ def in_subspace(
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
+    Raises:
+      ValueError: naming an argument outside its range, or a leaf that is not a matrix.
+
     Example:
       >>> import curvax, optax
       >>> low_rank_lion = curvax.in_subspace(

@@ -132,12 +132,15 @@ def ema_nesterov(
 
     Args:
       inner: the whole optimizer, such as `curvax.muon(0.02)`.
-      beta: β ≥ 0, or a schedule of it from step 0 on. In the record (#46 of track 3) it is 0.3
+      beta: β, or a schedule of it from step 0 on. In the record (entry 46 of track 3) it is 0.3
         times the rate of the step before over the largest, from step 300 to 1950, and 0 elsewhere.
-      gamma: γ in [0, 1), the decay rate of the average step.
+      gamma: γ, the decay rate of the average step.
 
     Returns:
       An optimizer; its `update` needs parameters.
+
+    Raises:
+      ValueError: if `beta` is negative or `gamma` is not in [0, 1).
 
     Example:
       >>> import curvax, optax
@@ -197,6 +200,9 @@ def primal_average(
 
     Returns:
       An optimizer; its `update` needs parameters.
+
+    Raises:
+      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax
@@ -261,6 +267,9 @@ def tail_average(
 
     Returns:
       An optimizer; its `update` needs parameters.
+
+    Raises:
+      ValueError: if an argument is not in its range.
 
     Example:
       >>> import curvax

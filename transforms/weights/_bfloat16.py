@@ -126,6 +126,9 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
     Returns:
       An optimizer, see `stochastic_rounding`.
 
+    Raises:
+      ValueError: see `stochastic_rounding`.
+
     Example:
       >>> import curvax, optax
       >>> optimizer = curvax.kahan_summation(optax.adamw(1e-5))
@@ -165,6 +168,9 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     Returns:
       An optimizer, see `stochastic_rounding`.
+
+    Raises:
+      ValueError: see `stochastic_rounding`.
 
     Example:
       >>> import curvax

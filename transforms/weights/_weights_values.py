@@ -146,6 +146,9 @@ def hyperball(rms: jax.typing.ArrayLike | None = None) -> Hyperball:
       rms: the root mean square of the entries on the sphere, :math:`R = \mathrm{rms} \sqrt{mn}`;
         `None` is the norm that each matrix has.
 
+    Raises:
+      ValueError: if `rms` is not positive.
+
     Example:
       >>> import curvax
       >>> optimizer = curvax.muon(0.02, weights=curvax.weights.hyperball())
@@ -180,11 +183,14 @@ def decay(
     `moved` and without `cautious` what their step reaches does.
 
     Args:
-      weight_decay: λ, 0 or more.
+      weight_decay: λ.
       cautious: whether only entries decay that the step makes smaller anyway, or does not change.
       independent: whether r is 1, so that the learning rate does not multiply the decay.
       moved: whether the weights that the step reaches decay, :math:`W' \leftarrow W' - r \lambda\,
         m \odot W'`, as behind the pin in the record of modded-nanogpt's track 3 (#46).
+
+    Raises:
+      ValueError: if `weight_decay` is negative.
 
     Example:
       >>> import curvax
@@ -225,9 +231,12 @@ def brake(
     grow from there while `D` keeps pointing outward, by the braked radial part.
 
     Args:
-      outward: s where the norm grows, above 0.
-      inward: s where it shrinks, 0 or more.
+      outward: s where the norm grows.
+      inward: s where it shrinks.
       pin: which of the two brakes.
+
+    Raises:
+      ValueError: if `outward` is not positive, or `inward` is negative.
 
     Example:
       >>> import curvax
@@ -252,9 +261,12 @@ def floor(share: jax.typing.ArrayLike, *, unit: str = "matrix") -> Floor:
     Zero weights leave zero by the step alone. (Both norms count as at least 1e-8.)
 
     Args:
-      share: c > 0; 0.35 in #9 of modded-nanogpt's track 3, 0.3825 in #46.
+      share: c; 0.35 in #9 of modded-nanogpt's track 3, 0.3825 in #46.
       unit: what has a length: the "matrix" (#9), each "row", or each "column". Columns are the
         outputs of a kernel `(in, out)`, which #46 calls rows.
+
+    Raises:
+      ValueError: if `share` is not positive, or `unit` is unknown.
 
     Example:
       >>> import curvax
