@@ -10,11 +10,10 @@ from curvax.transforms.directions import _dion
 from curvax.transforms.linalg import _qr
 from tests.helpers import assert_close, run_scanned
 
-GRADIENTS = [np.random.default_rng(t).standard_normal((2, 8, 5)) for t in range(12)]
-every_side = pytest.mark.parametrize("side", ["left", "right"])
+GRADIENTS = np.random.default_rng(0).standard_normal((3, 2, 8, 5)).astype(np.float32)
 
 
-@every_side
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_with_full_rank_and_a_lasting_momentum_dion_becomes_muon(side):
     """A momentum that does not turn: power iteration converges to the polar factor's span."""
     g = np.random.default_rng(0).standard_normal((5, 5))
@@ -25,25 +24,6 @@ def test_with_full_rank_and_a_lasting_momentum_dion_becomes_muon(side):
         )
     assert_close(states[-1].mu, 0.9 * momenta[-1][0].mu, 64)
     assert_close(found[-1], muon[-1], 64, condition=1e6)
-
-
-@every_side
-def test_what_the_direction_represents_decays_and_the_rest_stays(side):
-    with jax.enable_x64(True):
-        found, states = run_scanned(curvax.scale_by_dion(3, b1=0.9, side=side), GRADIENTS)
-    before = np.zeros((2, 8, 5))
-    for d, state, g in zip(found, states, GRADIENTS, strict=True):
-        b = before + g
-        removed = b - state.mu  # 0.1 P Pᵀ B
-        assert (np.linalg.matrix_rank(removed, tol=1e-9) == 3).all()
-        for k in range(2):
-            rows = np.asarray(d[k]) if side == "left" else np.asarray(d[k]).T
-            whole = b[k] if side == "left" else b[k].T
-            basis = np.linalg.svd(rows, full_matrices=False)[0][:, :3]
-            expected = 0.1 * basis @ basis.T @ whole
-            assert_close(removed[k] if side == "left" else removed[k].T, expected, condition=1e3)
-        assert np.linalg.norm(d, axis=(1, 2)) == pytest.approx(3**0.5)
-        before = np.asarray(state.mu)
 
 
 def test_zero_and_rank_one_gradients_give_finite_directions():
@@ -58,10 +38,9 @@ def test_zero_and_rank_one_gradients_give_finite_directions():
 def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone(monkeypatch):
     """The momentum decays whole."""
     dion = curvax.scale_by_dion(3, b1=0.9)
-    given = np.float32(GRADIENTS[:3])
-    (_, expected, after), (_, *clean) = run_scanned(dion, given)
+    (_, expected, after), (_, *clean) = run_scanned(dion, list(GRADIENTS))
     update = jax.jit(dion.update)
-    _, before = update(given[0], jax.jit(dion.init)(given[0]))
+    _, before = update(GRADIENTS[0], jax.jit(dion.init)(GRADIENTS[0]))
 
     def fails_for_large(a):
         large = jnp.abs(a).max(axis=(-2, -1), keepdims=True) > 1e3
@@ -69,13 +48,13 @@ def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone
 
     with monkeypatch.context() as patch:
         patch.setattr(_dion, "bases_of", fails_for_large)
-        struck = given[1] * np.float32([1e5, 1])[:, None, None]
+        struck = GRADIENTS[1] * np.float32([1e5, 1])[:, None, None]
         found, state = jax.jit(lambda g, s: dion.update(g, s))(struck, before)
     assert not found[0].any() and state.failures.tolist() == [1, 0]
     assert_close(state.mu[0], 0.9 * (before.mu[0] + struck[0]), 4)
     assert np.array_equal(state.factor[0], before.factor[0])
     assert_close([found[1], state.mu[1]], [expected[1], clean[0].mu[1]], 64)
-    last, state = update(given[2], state)
+    last, state = update(GRADIENTS[2], state)
     assert np.linalg.norm(last[0]) == pytest.approx(3**0.5, rel=1e-4)
     assert_close(last[1], after[1], 64, condition=10)
 

@@ -8,43 +8,30 @@ import pytest
 import curvax
 from curvax.transforms.directions._momentum import descend_with_momentum
 from tests.helpers import assert_close, gradients_like, run_scanned
+from tests.reference.muon import momenta
 
 STEPS = 8
-
-
-def _momentum(gradients, b1, accumulate, nesterov, bias_correction):
-    """Outputs and stored momenta, from the definitions."""
-    m, outputs, stored = 0.0, [], []
-    for t, g in enumerate(gradients, start=1):
-        if accumulate == "sum":
-            m = b1 * m + g
-            outputs.append(b1 * m + g if nesterov else m)
-        else:
-            m = b1 * m + (1 - b1) * g
-            now, following = (1 - b1**t, 1 - b1 ** (t + 1)) if bias_correction else (1.0, 1.0)
-            ahead = b1 * m / following + (1 - b1) * g / now
-            outputs.append(ahead if nesterov else m / now)
-        stored.append(m)
-    return outputs, stored
 
 
 @pytest.mark.parametrize("b1", [0.0, 0.95])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(
-    ("accumulate", "bias_correction"), [("ema", False), ("ema", True), ("sum", False)]
+    ("accumulate", "corrected"), [("ema", False), ("ema", True), ("sum", False)]
 )
-def test_momentum_is_its_formula(b1, nesterov, accumulate, bias_correction):
+def test_momentum_follows_the_transcription(b1, nesterov, accumulate, corrected):
+    """On leaves of any shape."""
+    ours = curvax.momentum(b1, accumulate=accumulate, nesterov=nesterov, bias_correction=corrected)
     tree = {"scalar": np.zeros(()), "batch": np.zeros((2, 3, 4))}
-    settings = {"accumulate": accumulate, "nesterov": nesterov, "bias_correction": bias_correction}
     with jax.enable_x64(True):
         gradients = gradients_like(tree, STEPS, dtype=jnp.float64)
-        updates, states = run_scanned(curvax.momentum(b1, **settings), gradients, gradients[0])
-        for name in tree:
-            sequence = [np.asarray(g[name]) for g in gradients]
-            outputs, stored = _momentum(sequence, b1, **settings)
-            # 1 - b1 loses up to a factor 1 / (1 - b1) of relative precision.
-            assert_close([u[name] for u in updates], outputs, condition=1 / (1 - b1))
-            assert_close([s.mu[name] for s in states], stored)
+        updates, states = run_scanned(ours, gradients, gradients[0])
+    kind = {"ema": "ema", "sum": "trace"}[accumulate]
+    for name in tree:
+        own = [np.asarray(g[name]) for g in gradients]
+        stored, outputs = zip(*momenta(own, b1, nesterov, kind, corrected), strict=True)
+        # 1 - b1 loses up to a factor 1 / (1 - b1) of relative precision.
+        assert_close(tuple(u[name] for u in updates), outputs, condition=1 / (1 - b1))
+        assert_close(tuple(s.mu[name] for s in states), stored)
     assert [int(s.count) for s in states] == list(range(1, STEPS + 1))
 
 

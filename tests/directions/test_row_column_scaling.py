@@ -31,16 +31,6 @@ def test_zero_rows_and_columns_give_zero_and_change_nothing_else(limit):
         assert_close(one / np.linalg.norm(one), other / np.linalg.norm(other), 64.0)
 
 
-def test_a_row_that_was_zero_so_far_and_a_zero_gradient_are_finite():
-    gradients = [np.zeros((3, 4), np.float32), np.eye(3, 4, dtype=np.float32), np.ones((3, 4))]
-    gradients = [g.astype(np.float32) for g in gradients]
-    directions, _ = run_scanned(curvax.scale_by_rows_and_columns(0.5), gradients, gradients[0])
-    assert np.array_equal(directions[0], np.zeros((3, 4)))
-    assert np.array_equal(directions[1][:, 3], np.zeros(3))
-    assert all(np.isfinite(d).all() for d in directions)
-    assert np.all(np.asarray(directions[2]) > 0)
-
-
 def test_corrected_averages_of_equal_gradients_are_the_scales_of_one():
     gradient = np.asarray(gradients_like(np.zeros((4, 6), np.float32), 1)[0])
     corrected = curvax.scale_by_rows_and_columns(0.9, bias_correction=True)

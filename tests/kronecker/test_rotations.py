@@ -1,6 +1,7 @@
 """Eigenbases that rotations turn: what bases and roots promise, beside `test_references.py`."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -12,12 +13,10 @@ import curvax
 from curvax.transforms.linalg import _turns
 from curvax.transforms.storage._graded import Graded
 from tests.cells import cells
-from tests.helpers import assert_close, at, scanned, trained
+from tests.helpers import at, scanned
 from tests.shared.damage import damaged
 from tests.shared.factors import factors_of, statistic_of
-from tests.shared.meshes import given, mesh_of, on, steps
 from tests.shared.soap import soap_trajectory
-from tests.tpu_forms import loops_of
 
 INF = float("inf")
 ORDER, COLUMNS, STEPS = 24, 40, 30
@@ -48,7 +47,7 @@ def _soap(refresh: Any = 1, **options: Any) -> Any:
 
 # Compiled once for all tests.
 LEFT = functools.partial(_soap, side="left")
-IN_4_BITS = functools.partial(LEFT, storage=curvax.quantized(min_elements=1))
+SOAP = LEFT()
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])
@@ -91,36 +90,6 @@ def test_the_gradients_scale_changes_nothing(exponent: int) -> None:
     np.testing.assert_allclose(found[:4], plain[:4], atol=1e-3)
 
 
-STORED = {
-    "bfloat16": (functools.partial(LEFT, storage=curvax.dense(jnp.bfloat16)), 0.97),
-    "4 bits": (IN_4_BITS, 0.5),
-    "packed": (functools.partial(LEFT, storage=curvax.packed(min_elements=1)), 0.93),
-}
-
-
-@pytest.mark.parametrize("name", cells(STORED, of=3))
-def test_storages_round_what_is_graded(name: str) -> None:
-    """A storage's basis moves by whole codes: H stays what the stored basis says."""
-    make, least = STORED[name]
-    gradients = _turning(1e4)
-    plain, _ = soap_trajectory(LEFT, gradients, "float32")
-    found, states = soap_trajectory(make, gradients, "float32")
-    assert _cosine(found[-1], plain[-1]) > least
-    scale = states.left.statistic.roots[-1]
-    assert scale.max() / scale.min() > 10  # and yet all rows have as many codes
-
-
-def _assert_healed(direction: Any, state: Any, gradients: np.ndarray) -> Any:
-    """From a damaged state, which it returns after the steps."""
-    update, d = jax.jit(direction.update), None
-    for g in gradients:
-        d, state = update(g, state)
-    assert state.left.restarted == 1 and np.isfinite(d).all()
-    u = np.asarray(state.left.basis)
-    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
-    return state
-
-
 @pytest.mark.parametrize("name", ["soap", "asgo"])
 def test_float64_statistics_turn_in_bfloat16(name: str) -> None:
     """Bases in bfloat16 are read in float32: a step was a `TypeError` about a loop's carry."""
@@ -132,18 +101,6 @@ def test_float64_statistics_turn_in_bfloat16(name: str) -> None:
         direction, after = jax.eval_shape(made.update, g, state)
     assert direction.dtype == jnp.float64
     assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
-
-
-def test_damage_starts_anew() -> None:
-    """Of a damage that the direction shows, the guard takes care."""
-    gradients = _turning(1e2)
-    _, states = soap_trajectory(LEFT, gradients, "float32")
-    for field, value in (("statistic", np.nan), ("basis", 1e3)):
-        state = at(states, 4)
-        array = getattr(state.left, field).copy()
-        array[0, 0] = value
-        state = state._replace(left=state.left._replace(**{field: array}))
-        _assert_healed(LEFT(), state, gradients[5:8])
 
 
 def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
@@ -206,66 +163,64 @@ def test_a_policy_decides_about_roots_and_keeps_their_eigenvalues_current() -> N
 
 
 REFRESHED_ONCE = curvax.policies.foam(1, max_damping=1e-4, refreshes=False)
+ONCE_A_STEP = curvax.policies.foam(1, max_damping=1e-3)
+ENTRY, COLUMN = (0, 0), np.s_[:, 7]
+DAMAGED = [  # of SOAP, or of a root by this policy: what is multiplied by what
+    (None, "statistic", ENTRY, np.nan),
+    (None, "basis", ENTRY, 1e5),
+    (curvax.every(1), "basis", ENTRY, 1e5),
+    (REFRESHED_ONCE, "basis", ENTRY, 1e5),
+    (ONCE_A_STEP, "basis", COLUMN, 0.0),
+    (ONCE_A_STEP, "basis", COLUMN, 2.0),
+]
 
 
-@pytest.mark.parametrize(
-    ("policy", "before", "after"), [(curvax.every(1), 4, 6), (REFRESHED_ONCE, 1, 2)]
-)
-def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient(
-    policy: Any, before: int, after: int
+@functools.cache
+def _step(direction: Any) -> Any:
+    return jax.jit(direction.update)
+
+
+@pytest.mark.parametrize(("policy", "field", "place", "factor"), DAMAGED)
+def test_what_is_damaged_starts_anew_and_heals(
+    policy: Any, field: str, place: Any, factor: float
 ) -> None:
+    """Of a damage that the direction shows, the guard takes care."""
     gradients = _turning(1e2)
-    direction = _root(refresh=policy)
-    _, states = soap_trajectory(direction, [0 * gradients[0], *gradients[:4]], "float32")
-    assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == before
-    state = jax.tree.map(jnp.asarray, at(states, -1))
-    left = state.left._replace(basis=state.left.basis.at[0, 0].set(1e3))
-    state = _assert_healed(direction, state._replace(left=left), gradients[5:8])
-    assert state.left.refreshes == after
+    direction = SOAP if policy is None else _root(refresh=policy)
+    _, states = soap_trajectory(LEFT if policy is None else direction, gradients, "float32")
+    state, update = at(states, 4), _step(direction)
+    before, damaged = int(state.left.refreshes), getattr(state.left, field).copy()
+    damaged[place] *= factor
+    _, state = update(gradients[5], state._replace(left=state.left._replace(**{field: damaged})))
+    assert state.left.restarted == 1
+    if policy is not None:
+        assert np.array_equal(state.left.basis, np.eye(ORDER))
+        assert not state.left.statistic.any() and state.left.refreshes == before
+    for g in gradients[6:9]:
+        d, state = update(g, state)
+        assert np.isfinite(d).all()
+    u = np.asarray(state.left.basis)
+    assert state.left.restarted == 1 and state.left.refreshes > before
+    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+
+
+@pytest.mark.parametrize(("policy", "number"), [(curvax.every(1), 4), (REFRESHED_ONCE, 1)])
+def test_roots_wait_for_a_gradient(policy: Any, number: int) -> None:
+    gradients = _turning(1e2)
+    given = [0 * gradients[0], *gradients[:4]]
+    _, states = soap_trajectory(_root(refresh=policy), given, "float32")
+    assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == number
 
 
 def test_a_root_heals_from_any_entry_that_is_not_finite() -> None:
     gradients = _turning(1e2)[:8, None]
-    update = jax.jit(_root(refresh=REFRESHED_ONCE).update)
+    update = _step(_root(refresh=REFRESHED_ONCE))
     _, states = soap_trajectory(_root(refresh=REFRESHED_ONCE), gradients[:5], "float32")
     for value in (np.nan, np.inf):
         for place, state in damaged(at(states, -1), value):
             for g in gradients[5:]:
                 d, state = update(g, state)
             assert all(np.isfinite(x).all() for x in jax.tree.leaves((d, state))), (place, value)
-
-
-# Stacks, meshes and checkpoints
-
-
-def test_a_stack_is_refreshed_as_its_matrices_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the groups that GPUs visit."""
-    stacks = np.random.default_rng(0).standard_normal((6, 3, 6, 8)).astype(np.float32)
-    alone = [soap_trajectory(LEFT, stacks[:, i], "float32", 2)[0] for i in range(3)]
-    loops_of("gpu", monkeypatch)
-    found, _ = soap_trajectory(LEFT(2), stacks, "float32")
-    np.testing.assert_allclose(found, np.stack(alone, 1), rtol=1e-3, atol=1e-3)
-
-
-OF_ROOTS: dict[str, Any] = {"eps": 1e-3, "graft": None, "base": None, "side": "left"}
-MADE = {
-    "foam": functools.partial(curvax.foam, method="rotations", check_every=1, max_damping=1e-2),
-    "shampoo": functools.partial(curvax.shampoo, method="rotations", refresh=2, **OF_ROOTS),
-    "soap": functools.partial(curvax.soap, method="rotations", refresh=2, side="left"),
-}
-
-
-@pytest.mark.parametrize("name", cells(MADE, of=3))
-def test_a_mesh_and_a_checkpoint_change_nothing(name: str) -> None:
-    make, mesh = MADE[name], mesh_of("auto", 2)
-    params, gradients = given({"a": (6, 8), "b": (6, 8)}, 3)
-    optimizer = make(0.1)
-    _, state = trained(optimizer, params, gradients)
-    divided = make(0.1, mesh=mesh)
-    _, on_mesh = steps(divided, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
-    portable = curvax.portable_state(divided, params, on_mesh)
-    placed = curvax.place_state(optimizer, params, portable)
-    assert_close(placed, state, 1e3)
 
 
 NAMES = ("soap", "eigen_adam", "kl_shampoo", "asgo", "shampoo", "foam", "dr_shampoo", "apollo")
@@ -382,28 +337,20 @@ def _assert_averages(name: str, gradients: np.ndarray, factors: list[Any]) -> No
             assert np.abs(rounds[t] - exact).max() <= (2e-5 + defect) * np.linalg.norm(exact, 2)
 
 
-@pytest.mark.parametrize(("name", "first"), cells(FIRST, BEGIN, of=6))
-def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -> None:
-    gradients = _hard(first)
-    directions, factors = _run(name, gradients)
-    number = BEGIN[first]
-    assert not directions[:number].any() and np.isfinite(directions).all()
-    for factor in factors:
-        rejected = factor.rejected.reshape(len(gradients), -1)
-        assert (rejected[-1] == number).all() and not factor.restarted.any()
-    _assert_averages(name, gradients, factors)
-
-
-@pytest.mark.parametrize(
-    ("name", "rank", "lasts"),
-    cells([x for x in FIRST if x != "kl_shampoo"], [3, 1], [STAYS, ONCE, ALWAYS], of=10),
-)
-def test_statistics_of_low_rank_are_averages(name: str, rank: int, lasts: int) -> None:
-    """Also where their range changes, and a null space becomes a part of it."""
-    gradients = _hard("", rank, lasts)
-    directions, factors = _run(name, gradients)
-    assert np.isfinite(directions).all()
-    _assert_averages(name, gradients, factors)
+@pytest.mark.parametrize("name", cells(FIRST, of=2))
+def test_statistics_are_averages_after_a_hard_beginning_and_of_low_rank(name: str) -> None:
+    """Also where a range changes, and a null space becomes a part of it."""
+    cases: list[Any] = [(first, None, STAYS) for first in BEGIN]
+    if name != "kl_shampoo":
+        cases += itertools.product([""], [3, 1], [STAYS, ONCE, ALWAYS])
+    for first, rank, lasts in cases:
+        gradients, number = _hard(first, rank, lasts), BEGIN.get(first, 0)
+        directions, factors = _run(name, gradients)
+        assert not directions[:number].any() and np.isfinite(directions).all()
+        for factor in factors if first else ():
+            rejected = factor.rejected.reshape(len(gradients), -1)
+            assert (rejected[-1] == number).all() and not factor.restarted.any()
+        _assert_averages(name, gradients, factors)
 
 
 IN_FEW_BITS = {  # with the largest defect of a basis, and error of an average
@@ -414,57 +361,40 @@ IN_FEW_BITS = {  # with the largest defect of a basis, and error of an average
 
 
 @pytest.mark.parametrize(
-    ("name", "stored", "rank"),
-    cells([x for x in FIRST if x not in ("kl_shampoo", "asgo")], IN_FEW_BITS, [None, 3], of=8),
+    ("name", "stored"),
+    cells([x for x in FIRST if x not in ("kl_shampoo", "asgo")], IN_FEW_BITS, of=6),
 )
-def test_statistics_in_few_bits_are_averages(name: str, stored: str, rank: int | None) -> None:
+def test_statistics_in_few_bits_are_averages(name: str, stored: str) -> None:
+    """Of full rank, and of a range that changes once; on one side where there is a choice."""
+    how: dict[str, Any] = {"method": "rotations"}
+    how |= {} if name in NUMBERS else {"side": "left"}
     storage, defect, error = IN_FEW_BITS[stored]
-    gradients = _hard("", rank, ONCE)
-    make = functools.partial(FIRST[name], 1.0, method="rotations", storage=storage)
-    numbers = NUMBERS.get(name, ({}, {}))[0]
-    _, states = scanned(lambda numbers: make(**numbers))({"kernel": gradients}, numbers)
+    make = functools.partial(FIRST[name], 1.0, **how, storage=storage)
     decoded = jax.jit(Graded(storage).decode_factor), jax.jit(storage.decode_basis)
-    for i, factor in enumerate(factors_of(states)):
-        exact: Any = 0.0
-        for t, g in enumerate(np.swapaxes(gradients, 1, 2) if i else gradients):
-            exact = B * exact + (1 - B) * g.astype(np.float64) @ g.T
-            of_step = at(factor, t)
-            h, u = (
-                np.asarray(f(x), np.float64).reshape(exact.shape)
-                for f, x in zip(decoded, (of_step.statistic, of_step.basis), strict=True)
-            )
-            assert np.linalg.norm(u.T @ u - np.eye(len(u)), 2) <= defect
-            assert np.linalg.norm(u @ h @ u.T - exact) <= error * np.linalg.norm(exact), (i, t)
+    run, numbers = scanned(lambda numbers: make(**numbers)), NUMBERS.get(name, ({}, {}))[0]
+    for rank in (None, 3):
+        gradients = _hard("", rank, ONCE)
+        _, states = run({"kernel": gradients}, numbers)
+        for i, factor in enumerate(factors_of(states)):
+            exact: Any = 0.0
+            for t, g in enumerate(np.swapaxes(gradients, 1, 2) if i else gradients):
+                exact = B * exact + (1 - B) * g.astype(np.float64) @ g.T
+                of_step = at(factor, t)
+                h, u = (
+                    np.asarray(f(x), np.float64).reshape(exact.shape)
+                    for f, x in zip(decoded, (of_step.statistic, of_step.basis), strict=True)
+                )
+                assert np.linalg.norm(u.T @ u - np.eye(len(u)), 2) <= defect
+                largest = error * np.linalg.norm(exact)
+                assert np.linalg.norm(u @ h @ u.T - exact) <= largest, (i, t)
 
 
-@pytest.mark.parametrize(
-    ("name", "case"),
-    cells(["asgo", "foam", "dr_shampoo"], [(3, ONCE), (3, STAYS), (1, STAYS), (1, ALWAYS)], of=4),
-)
-def test_directions_of_low_rank_are_near_those_of_eigenvectors(
-    name: str, case: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize("name", cells(["asgo", "foam", "dr_shampoo"], of=2))
+def test_directions_of_low_rank_are_near_those_of_eigenvectors(name: str) -> None:
     """Refreshed at each check, so that both methods refresh at the same steps."""
-    gradients = _hard("", *case)
-    rotated, exact = (_run(name, gradients, x, 1)[0] for x in ("rotations", "eigh"))
-    for t in range(len(gradients)):
-        assert _cosine(rotated[t], exact[t]) >= 0.99, t
-        assert 0.9 < np.linalg.norm(rotated[t]) / np.linalg.norm(exact[t]) < 1.1, t
-
-
-@pytest.mark.parametrize("factor", [0.0, 2.0])
-def test_a_column_of_another_length_is_damage(factor: float) -> None:
-    """A zeroed or a doubled column of FOAM's basis: it starts anew, and heals."""
-    policy = curvax.policies.foam(1, max_damping=1e-3)
-    gradients = _turning(1e2)
-    direction = _root(refresh=policy)
-    _, states = soap_trajectory(direction, gradients, "float32")
-    state = at(states, 4)
-    basis = np.array(state.left.basis)
-    basis[:, 7] *= factor
-    state = state._replace(left=state.left._replace(basis=basis))
-    before = int(state.left.refreshes)
-    _, state = jax.jit(direction.update)(gradients[5], state)
-    assert state.left.restarted == 1 and np.array_equal(state.left.basis, np.eye(ORDER))
-    assert not state.left.statistic.any() and state.left.refreshes == before
-    assert _assert_healed(direction, state, gradients[6:9]).left.refreshes > before
+    for case in ((3, ONCE), (3, STAYS), (1, STAYS), (1, ALWAYS)):
+        gradients = _hard("", *case)
+        rotated, exact = (_run(name, gradients, x, 1)[0] for x in ("rotations", "eigh"))
+        for t in range(len(gradients)):
+            assert _cosine(rotated[t], exact[t]) >= 0.99, (case, t)
+            assert 0.9 < np.linalg.norm(rotated[t]) / np.linalg.norm(exact[t]) < 1.1, (case, t)

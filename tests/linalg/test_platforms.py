@@ -46,6 +46,7 @@ SPECTRA = {
     "tiny": 1e-30 * np.geomspace(1, 0.1, ORDER),
     "huge": 1e36 * np.geomspace(1, 0.1, ORDER),
 }
+polar_svd = jax.jit(lambda x: curvax.polar_svd(x))  # compiled once for each shape
 SHAPES = dict(cells([("wide", (ORDER, ORDER + 40)), ("tall", (ORDER + 40, ORDER))], of=2))
 
 
@@ -85,15 +86,6 @@ def test_the_complement_is_that_of_the_columns():
     rest = np.asarray(jax.jit(_qr.orthogonal_complement)(u), np.float64)
     assert rest.shape == (2 * ORDER, ORDER)
     assert_orthonormal(np.concatenate([u, rest], axis=1))
-
-
-@pytest.mark.parametrize("order", (1, ORDER))
-def test_reflectors_and_signs_make_the_basis(order):
-    u = np.float32(orthogonal(jax.random.key(order), order, order))
-    v, signs = jax.jit(_qr.reflectors_of)(u)
-    assert np.abs(np.tril(v)).max() <= 1 + 4 * EPS and not np.triu(v, 1).any()
-    made = jax.jit(lambda *u: _qr.formed(_qr.panels_of(*u), precision="highest"))(v, signs)
-    assert_close(made, u, 8 * order**0.5)
 
 
 def test_eigendecompositions_have_errors_of_rounding():
@@ -144,7 +136,7 @@ def test_polar_factors_are_those_of_float64(shape):
     u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
     kept = s > max(shape) * EPS * s[:, :1]
     exact = (u * kept[:, None]) @ vt
-    svd, qdwh = (np.asarray(jax.jit(f)(x)) for f in (curvax.polar_svd, curvax.polar_qdwh))
+    svd, qdwh = (np.asarray(f(x)) for f in (polar_svd, jax.jit(curvax.polar_qdwh)))
     for i, name in enumerate(SPECTRA):
         if name != "ill conditioned":  # its range is not determined, nor its smallest directions
             assert_close(svd[i], exact[i], condition=20)
@@ -158,7 +150,6 @@ def test_polar_factors_are_those_of_float64(shape):
 def test_polar_factors_are_as_good_as_those_of_lapack(condition):
     """Where they are determined: on the singular vectors of values above twice the cutoff."""
     shape, found = (ORDER, ORDER + 40), {"here": [], "lapack": []}
-    polar = jax.jit(curvax.polar_svd)
     for seed in range(4):
         spectrum = np.geomspace(1, 1 / condition, ORDER)
         x = np.float32(with_spectrum(jax.random.key(seed), *shape, spectrum))
@@ -166,7 +157,7 @@ def test_polar_factors_are_as_good_as_those_of_lapack(condition):
         sure = s > 2 * shape[1] * EPS * s[0]
         u, vt = u[:, sure], vt[sure]
         left, _, right = scipy.linalg.svd(x, full_matrices=False)  # in float32
-        for name, factor in {"here": polar(x), "lapack": left @ right}.items():
+        for name, factor in {"here": polar_svd(x), "lapack": left @ right}.items():
             error = u.T @ np.asarray(factor, np.float64) @ vt.T - np.eye(sum(sure))
             found[name].append(np.abs(error).max())
     assert np.mean(found["here"]) <= 2 * np.mean(found["lapack"])
@@ -180,12 +171,11 @@ NOISE = 4 * ORDER**0.5 * EPS
 @pytest.mark.parametrize("rank", ["half", "one", "all but one"])
 def test_polar_factors_are_zero_in_null_spaces(rank, shape):
     kept = {"half": min(shape) // 2, "one": 1, "all but one": min(shape) - 1}[rank]
-    polar, (m, n) = jax.jit(curvax.polar_svd), shape
     for seed in range(3):
         spectrum = np.geomspace(2, 1, kept)
-        x = np.float32(with_spectrum(jax.random.key(seed), m, n, spectrum))
+        x = np.float32(with_spectrum(jax.random.key(seed), *shape, spectrum))
         u, _, vt = np.linalg.svd(x.astype(np.float64))
-        factor = np.asarray(polar(x), np.float64)
+        factor = np.asarray(polar_svd(x), np.float64)
         assert np.linalg.norm(u[:, kept:].T @ factor, 2) <= NOISE
         assert np.linalg.norm(factor @ vt[kept:].T, 2) <= NOISE
         condition = spectrum[0] / spectrum[-1]  # of the polar factor of what is kept
@@ -194,11 +184,10 @@ def test_polar_factors_are_zero_in_null_spaces(rank, shape):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_singular_values_are_decided_within_a_factor_of_2_of_the_cutoff(shape):
-    polar, (m, n) = jax.jit(curvax.polar_svd), shape
     for relative, result in {2.0: 1.0, 4.0: 1.0, 0.5: 0.0, 0.1: 0.0}.items():
-        spectrum = np.append(np.linspace(1, 0.5, ORDER - 1), relative * max(m, n) * EPS)
-        x = np.float32(with_spectrum(jax.random.key(0), m, n, spectrum))
-        values = np.linalg.svd(np.asarray(polar(x), np.float64), compute_uv=False)
+        spectrum = np.append(np.linspace(1, 0.5, ORDER - 1), relative * max(shape) * EPS)
+        x = np.float32(with_spectrum(jax.random.key(0), *shape, spectrum))
+        values = np.linalg.svd(np.asarray(polar_svd(x), np.float64), compute_uv=False)
         assert np.abs(values[:-1] - 1).max() <= NOISE, relative
         assert abs(values[-1] - result) <= NOISE, relative
 
@@ -261,7 +250,7 @@ def test_products_in_tiles_are_products(m, k, n, small_tiles):
     assert_close(_products.exact_product(across, b, transpose_a=True), exact, 2 * k**0.5)
 
 
-@pytest.mark.parametrize("order", [64, 70, 130])
+@pytest.mark.parametrize("order", [1, 5, 64, 70, 130])
 def test_squares_of_triangles_leave_out_tiles_of_zeros(order, small_tiles):
     c = np.float32(np.tril(np.random.default_rng(0).standard_normal((3, order, order))))
     exact = np.matmul(c.astype(np.float64), c.astype(np.float64).swapaxes(-1, -2))

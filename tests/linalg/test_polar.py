@@ -147,14 +147,6 @@ def test_iterations_converge_or_end_in_the_documented_interval():
         assert min(worst, key=worst.__getitem__) == "polar_express", (steps, worst)
 
 
-def test_a_short_schedule_repeats_its_last_row_and_a_long_one_is_cut():
-    rows = ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5))
-    x = _matrices((8, 13))
-    for steps, equal in ((1, rows[:1]), (4, (*rows, rows[1], rows[1]))):
-        assert np.array_equal(_iterated(x, rows, steps), _iterated(x, equal, steps))
-    assert np.array_equal(_iterated(x, rows[0], 3), _iterated(x, rows[:1] * 3, 3))
-
-
 @pytest.mark.parametrize("name", NEWTON_SCHULZ_COEFFICIENTS)
 def test_iterations_are_a_loop_and_not_unrolled(name):
     x = np.ones((4, 6), np.float32)

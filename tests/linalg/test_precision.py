@@ -15,7 +15,7 @@ from curvax.transforms.linalg._inverse_root import solve_root
 from curvax.transforms.linalg._products import at, exact_product, multiplied, square_of_lower
 from curvax.transforms.linalg._qr import qr
 from tests.cells import cells
-from tests.helpers import generator, orthogonal
+from tests.helpers import generator, orthogonal, scanned
 
 ORDER, COLUMNS, STEPS = 24, 40, 20
 G = np.float32(generator(jax.random.key(0)).standard_normal((STEPS, ORDER, COLUMNS)))
@@ -60,21 +60,16 @@ def test_a_level_has_the_error_of_its_products_of_pieces(level: str, number: int
     assert error < 5e-7 if number == 3 else 0.99 < error / expected < 1.01
 
 
-def updates(direction: Any, gradients: Any = G[:3]) -> np.ndarray:
-    def step(state: Any, g: jax.Array) -> tuple[Any, jax.Array]:
-        found, state = direction.update(g, state)
-        return state, found
-
-    start = direction.init(jnp.asarray(gradients[0]))
-    return np.asarray(jax.jit(lambda g: jax.lax.scan(step, start, g)[1])(gradients))
-
-
 @pytest.mark.parametrize("name", cells(MAKERS, of=4))
 def test_each_operation_has_its_own_level(name: str) -> None:
     """A level of one of them rounds its products alone."""
     make = MAKERS[name]
-    plain = updates(make())
-    found = {x: updates(make(products=curvax.products(**{x: "bf16x3"}))) for x in OPERATIONS}
+
+    def updates(**given: Any) -> np.ndarray:
+        return scanned(make(**given))(G[:3])[0]
+
+    plain = updates()
+    found = {x: updates(products=curvax.products(**{x: "bf16x3"})) for x in OPERATIONS}
     for operation, x in found.items():
         error = np.linalg.norm(x - plain) / np.linalg.norm(plain)
         assert 1e-8 < error < 0.1, (operation, error)
@@ -203,13 +198,8 @@ def test_rotated_bases_bear_three_products() -> None:
     def error(products: Any) -> float:
         how: Any = {"b2": 0.95, "side": "left", "root": 2, "method": "rotations"}
         direction = curvax.precondition(refresh=curvax.every(1), products=products, **how)
-
-        def step(state: Any, g: jax.Array) -> tuple[Any, None]:
-            return direction.update(g, state)[1], None
-
-        run = jax.jit(lambda g: jax.lax.scan(step, direction.init(g[0]), g)[0])
-        left: Any = run(gradients).left
-        basis, h = (np.asarray(x, np.float64) for x in (left.basis, left.statistic))
+        left = scanned(direction)(gradients)[1].left
+        basis, h = (np.asarray(x[-1], np.float64) for x in (left.basis, left.statistic))
         assert np.abs(basis.T @ basis - np.eye(ORDER)).max() < 4e-3
         found = (basis * np.diag(h) ** -0.5) @ (basis.T @ np.float64(gradients[-1]))
         return float(np.linalg.norm(found - desired) / np.linalg.norm(desired))

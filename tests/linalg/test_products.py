@@ -13,7 +13,7 @@ import pytest
 
 import curvax
 from curvax.transforms._side import LEFT, RIGHT, Side
-from curvax.transforms.linalg._products import gram, multiplied
+from curvax.transforms.linalg._products import gram, multiplied, square_of_lower
 from tests.cells import cells
 from tests.helpers import TO_READ, assert_close, normal_like
 
@@ -37,6 +37,12 @@ def test_products_are_numpys(batch: tuple[int, ...]) -> None:
     x, y, z = (np.asarray(m, np.float64) for m in (a, b, c))
     xt, yt = x.swapaxes(-1, -2), y.swapaxes(-1, -2)
     assert_close(products(a, b, c), [x @ yt, xt @ z, x @ xt, xt @ x], eps=1.2e-7)
+
+
+def test_the_square_of_a_triangle_takes_half_of_the_products_of_a_square() -> None:
+    wide = jax.ShapeDtypeStruct((64, 64), np.float32)
+    cost: Any = jax.jit(square_of_lower).lower(wide).cost_analysis()
+    assert cost["flops"] < 1.1 * 64**3
 
 
 def copies(f: Any, *args: Any) -> list[str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from curvax.transforms.linalg._schatten import SPECTRAL, schatten_norms
-from tests.helpers import assert_close, orthogonal, with_spectrum
+from tests.helpers import assert_close, with_spectrum
 from tests.reference import lengths
 from tests.reference.spectral import spectral_norm
 
@@ -32,12 +32,6 @@ def test_spectral_norms_are_met_from_above(values):
     found, exact = float(_norms(jnp.float32(x), SPECTRAL)[0, 0]), spectral_norm(x)
     most = len(values) ** (1 / (4 * 2**SPECTRAL))
     assert exact * (1 - 1e-5) <= found <= exact * most * (1 + 1e-5)
-
-
-def test_the_distance_of_a_large_orthogonal_matrix_is_as_promised():
-    q = jnp.float32(orthogonal(jax.random.key(0), 256, 256))
-    found = float(_norms(q, SPECTRAL)[0, 0])
-    assert found == pytest.approx(256 ** (1 / (4 * 2**SPECTRAL)), rel=1e-5) and found < 1.001
 
 
 @pytest.mark.parametrize("squarings", [0, SPECTRAL])

@@ -12,7 +12,6 @@ import pytest
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
-import curvax
 from curvax.transforms.linalg import _by_products, _polar
 from tests.cells import cells
 from tests.helpers import assert_close
@@ -85,19 +84,3 @@ def test_the_devices_of_several_axes_share_a_matrix() -> None:
     assert DEVICES * flops(every, 16, 64) == flops(f, 16, 64)
     assert_close(np.asarray(jax.jit(every)(x))[0], jax.jit(f)(x), 256)
     assert 4 * flops(shared(f, "y", mesh=mesh), 16, 64) == flops(f, 16, 64)
-
-
-@pytest.mark.parametrize("method", cells(["newton_schulz", "svd", "qdwh"], of=2))
-def test_orthogonalize_takes_the_axis_with_each_update(method: str) -> None:
-    """Decompositions on a CPU are done in full by each device."""
-    x, direction = spread_spectrum(16, 64), curvax.orthogonalize(method)
-    state = direction.init(x)
-
-    def own(x: jax.Array) -> Any:
-        return direction.update(x, state, shared_axis="x", value=1.0)[0][None]
-
-    mesh = mesh_of("auto", DEVICES)
-    share = jax.shard_map(own, mesh=mesh, in_specs=P(), out_specs=P("x"), check_vma=False)
-    assert_close(np.asarray(jax.jit(share)(x))[0], direction.update(x, state)[0], 256)
-    if method == "newton_schulz":
-        assert DEVICES * flops(share, 16, 64) == flops(lambda x: direction.update(x, state), 16, 64)

@@ -180,9 +180,17 @@ def power(matrix: np.ndarray, exponent: float, eps: float) -> np.ndarray:
     return (vectors * (values + eps) ** exponent) @ vectors.T
 
 
+def averages(gs: np.ndarray, b1: float, b2: float):
+    """Step, gradient, and averages over the sums of their weights: of G, G², G Gᵀ and Gᵀ G."""
+    found = [np.zeros((M, N)), np.zeros((M, N)), np.zeros((M, M)), np.zeros((N, N))]
+    for t, g in enumerate(gs, 1):
+        pairs = zip((b1, b2, b2, b2), found, (g, g**2, g @ g.T, g.T @ g), strict=True)
+        found = [b * x + (1 - b) * y for b, x, y in pairs]
+        yield t, g, *(x / (1 - b**t) for b, x in zip((b1, b2, b2, b2), found, strict=True))
+
+
 def test_shampoo_grafted_onto_adam_is_that_of_meta():
     gs, b2, eps = gradients(12), 0.9, 1e-12
-    left, right, variance = np.zeros((M, M)), np.zeros((N, N)), np.zeros((M, N))
     new = curvax.scale_by_shampoo(
         b2=b2,
         eps=eps,
@@ -193,13 +201,9 @@ def test_shampoo_grafted_onto_adam_is_that_of_meta():
         graft=curvax.grafts.adam(0.0),
     )
     found, _ = run_scanned(new, gs)
-    for t, g in enumerate(gs, 1):
-        left = b2 * left + (1 - b2) * g @ g.T
-        right = b2 * right + (1 - b2) * g.T @ g
-        variance = b2 * variance + (1 - b2) * g**2
-        bias = 1 - b2**t
-        expected = power(left / bias, -1 / 4, eps) @ g @ power(right / bias, -1 / 4, eps)
-        length = np.linalg.norm(g / (np.sqrt(variance / bias) + 1e-8))
+    for t, g, _, variance, left, right in averages(gs, 0.0, b2):
+        expected = power(left, -1 / 4, eps) @ g @ power(right, -1 / 4, eps)
+        length = np.linalg.norm(g / (np.sqrt(variance) + 1e-8))
         if t > 2:  # then both factors have full rank
             expected *= length / np.linalg.norm(expected)
             assert_close(found[t - 1], expected, condition=1e6)
@@ -208,8 +212,6 @@ def test_shampoo_grafted_onto_adam_is_that_of_meta():
 def test_foam_is_that_of_its_authors_code():
     """Where every check refreshes: averaged gradients, weighted means, Adam's first steps."""
     gs, b1, b2, eps, f, start = gradients(12), 0.9, 0.8, 1e-2, 2, 4
-    mean, variance = np.zeros((2, M, N))
-    left, right, roots = np.zeros((M, M)), np.zeros((N, N)), (np.eye(M), np.eye(N))
     new = curvax.scale_by_foam(
         check_every=f,
         threshold=1e-9,
@@ -222,18 +224,13 @@ def test_foam_is_that_of_its_authors_code():
         warmup_steps=start - 1,
     )
     found, _ = run_scanned(new, gs)
-    for t, g in enumerate(gs, 1):
-        left = b2 * left + (1 - b2) * g @ g.T
-        right = b2 * right + (1 - b2) * g.T @ g
-        variance = b2 * variance + (1 - b2) * g**2
-        mean = b1 * mean + (1 - b1) * g
-        bias = 1 - b2**t
+    roots = (np.eye(M), np.eye(N))
+    for t, _, mean, variance, left, right in averages(gs, b1, b2):
         if t % f == 0 and t >= start:
-            roots = (power(left / bias, -1 / 2, eps), power(right / bias, -1 / 2, eps))
-        filtered = mean / (1 - b1**t)
-        expected = adam = filtered / (np.sqrt(variance / bias) + 1e-9)
+            roots = (power(left, -1 / 2, eps), power(right, -1 / 2, eps))
+        expected = adam = mean / (np.sqrt(variance) + 1e-9)
         if t >= start:
-            expected = roots[0] @ filtered @ roots[1]
+            expected = roots[0] @ mean @ roots[1]
             expected *= np.linalg.norm(adam) / np.linalg.norm(expected)
         assert_close(found[t - 1], expected, condition=1e3)
 

@@ -1,4 +1,4 @@
-"""FOAM's figures in the state, and its floor for rounding."""
+"""FOAM's floor for rounding."""
 
 import jax
 import jax.numpy as jnp
@@ -9,58 +9,7 @@ from curvax.transforms.kronecker._noise import eigenvalue_floor
 from curvax.transforms.linalg._inverse_root import root_eigenvalues
 from tests.helpers import assert_close, trajectory
 from tests.shared.factors import factors_of
-from tests.shared.policies import (
-    COUNTERS,
-    EPS,
-    LARGEST,
-    STEPS,
-    quiet_gradients,
-    shampoo,
-)
-
-
-def test_the_state_reports_every_factor():
-    """FOAM's Figures 2 and 3 are in it: checks, refreshes, h and damping, factor by factor."""
-    params = {"kernel": np.zeros((6, 9), np.float32), "bias": np.zeros(9, np.float32)}
-    optimizer = curvax.foam(
-        0.1,
-        check_every=2,
-        threshold=0.4,
-        max_damping=LARGEST,
-        eps=EPS,
-        b2=0.8,
-        matrices=curvax.MatrixRule(block_size=6),
-    )
-    gradients = quiet_gradients({"kernel": (6, 9), "bias": (1, 9)})
-    gradients["bias"] = gradients["bias"][:, 0]
-
-    @jax.jit
-    def entries(gradients):
-        def step(state, gradient):
-            _, state = optimizer.update(gradient, state, params)
-            return state, curvax.state_of(optimizer, params, state, "kernel")
-
-        return jax.lax.scan(step, optimizer.init(params), gradients)[1]
-
-    found, fields = jax.tree.map(np.asarray, entries(gradients)), {}
-    for side in ("left", "right"):
-        for field in ("damping", "proxy", *COUNTERS):
-            (place,) = [p for p in found if f"/{side}/" in p and p.endswith(f"/{field}")]
-            fields[side, field] = found[place]
-    for side in ("left", "right"):
-        checks, refreshes, damping, proxy = (
-            fields[side, field] for field in ("checks", "refreshes", "damping", "proxy")
-        )
-        assert checks.shape == (STEPS, 2)  # two blocks
-        assert np.array_equal(checks[:, 0], np.arange(2, STEPS + 2) // 2)
-        fresh = np.diff(refreshes, axis=0, prepend=0) > 0
-        assert (damping[fresh] == np.float32(EPS)).all()
-        assert ((damping >= EPS) & (damping <= LARGEST)).all() and (damping > EPS).any()
-        assert (proxy[0] == 0).all() and (proxy[2::2] > 0).all()
-        idle = slice(1, None, 2)
-        for field in (checks, refreshes, damping, proxy):
-            assert np.array_equal(field[idle], field[:-1][::2][: len(field[idle])])
-        assert (refreshes[-1] > 1).all() and (refreshes[-1] < checks[-1]).all()
+from tests.shared.policies import LARGEST, quiet_gradients, shampoo
 
 
 def test_rounding_does_not_refresh_a_rank_one_factor():

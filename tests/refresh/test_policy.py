@@ -25,14 +25,15 @@ from tests.shared.policies import (
     shampoo,
     stepped,
 )
-from tests.shared.transcriptions import machine_epsilon
+from tests.shared.transcriptions import machine_epsilon, program_of_step
 
 
 @pytest.mark.parametrize("first", [False, True, "doubling"])
 @pytest.mark.parametrize("k", range(1, 8))
 def test_every_is_due_at_the_steps_of_its_definition(k, first):
     for offset in range(-3, 11):
-        policy = curvax.every(k, offset=offset, first=first)
+        # Integers of NumPy count as integers.
+        policy = curvax.every(np.int64(k), offset=np.int64(offset), first=first)
         steps = range(1, 30)
         early = {False: [], True: [1], "doubling": [2**i for i in range(5) if 2**i < k]}[first]
         expected = [t % k == offset % k or t in early for t in steps]
@@ -54,15 +55,6 @@ def test_a_growing_period_grows_by_one_in_a_hundred_steps(stagger):
         assert abs(np.sum(due < 700) - number) < 8
     short = curvax.every(2, first="growing")
     assert [t for t in range(1, 9) if short.due(t)] == [1, 2, 4, 6, 8]
-
-
-def test_soap_refreshes_every_third_step_at_first():
-    gradients = quiet_gradients()
-    by_period = scanned(lambda k: curvax.scale_by_soap(refresh=curvax.every(k)))
-    default, _ = scanned(curvax.scale_by_soap())(gradients)
-    third, tenth = (by_period(gradients, k)[0] for k in (3, 10))
-    assert_close(default, third, 1)
-    assert not np.allclose(default["w"], tenth["w"], rtol=1e-2)
 
 
 @functools.cache
@@ -115,21 +107,20 @@ def test_what_is_executed_is_what_the_state_counts(executed, name, method):
 
 
 @pytest.mark.parametrize(("name", "side"), cells([("FOAM", "left"), ("every", "both")], of=2))
-def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name, side):
-    """In a scan: as many executions as counted, and the same numbers as for a batch."""
+def test_a_batch_and_its_matrices_are_refreshed_alike(executed, name, side):
+    """In a scan: as many executions as counted, and the same numbers."""
     gradients = quiet_gradients({"w": (2, 4, 6)})
     tree = {f"w{i}": gradients["w"][:, i] for i in range(2)}
     transformation = shampoo(POLICIES[name], side=side)
     batched, states = scanned(transformation)(gradients)
     done = sum(drain(executed).values())
     assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
-    for stack in (True, False):
-        view = curvax.on_matrices(transformation, matrices="all", stack=stack)
-        updates, states = scanned(view)(tree)
-        assert sum(drain(executed).values()) == done
-        assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
-        for i in range(2):
-            assert_close(updates[f"w{i}"], batched["w"][:, i], 64, condition=LARGEST / EPS)
+    view = curvax.on_matrices(transformation, matrices="all", stack=False)
+    updates, states = scanned(view)(tree)
+    assert sum(drain(executed).values()) == done
+    assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
+    for i in range(2):
+        assert_close(updates[f"w{i}"], batched["w"][:, i], 64, condition=LARGEST / EPS)
 
 
 @pytest.mark.parametrize("name", cells(["FOAM", "DR"], of=2))
@@ -169,20 +160,6 @@ def test_refreshes_of_replicas_under_vmap_keep_their_period(executed, apart):
         assert sum(drain(executed).values()) == (2 * FACTORS if due else 0)
 
 
-def test_factors_of_one_batch_decide_for_themselves():
-    generator = np.random.default_rng(0)
-    still = np.broadcast_to(generator.standard_normal((4, 6)), (STEPS, 4, 6))
-    restless = generator.standard_normal((STEPS, 4, 6))
-    gradients = {"w": np.float32(np.stack([still, restless, still], axis=1))}
-    for name in ("FOAM", "DR"):
-        _, states = jax.tree.map(np.asarray, trajectory_of(name)(EPS, gradients))
-        for factor in factors_of(states):
-            number = factor.refreshes[-1]
-            assert number[1] > number[0] and number[0] == number[2]
-            for x in (factor.basis, factor.eigenvalues, factor.damping):
-                assert x is None or np.array_equal(x[:, 0], x[:, 2])
-
-
 def test_a_users_policy_is_obeyed():
     """Its damping and its eigenvalues make the root `Q (d + ε)^(-1/p) Qᵀ`."""
     policy: Any = POLICIES["a user's"]
@@ -213,7 +190,8 @@ def test_a_users_policy_is_obeyed():
     assert raised > 1 and refreshes > 1
 
 
-def test_integers_of_numpy_are_periods_and_offsets() -> None:
-    own, given = curvax.every(5, offset=1), curvax.every(np.int64(5), offset=np.int64(1))
-    assert [own.due(t) for t in range(1, 12)] == [given.due(t) for t in range(1, 12)]
-    curvax.soap(0.1, refresh=np.int64(5))
+def test_the_period_of_soap_grows_to_ten_by_default() -> None:
+    growing, ten = (curvax.every(10, first=first) for first in ("growing", True))
+    given = ({}, {"refresh": growing}, {"refresh": ten})
+    default, same, other = (program_of_step(curvax.scale_by_soap(**x)) for x in given)
+    assert default == same != other

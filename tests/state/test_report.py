@@ -41,6 +41,7 @@ def test_a_parameter_of_several_matrices_shows_least_and_greatest() -> None:
 def test_a_column_is_shown_if_any_parameter_has_it() -> None:
     good = {"kernel": ones(4, 6), "bias": ones(4)}
     assert list(reported(curvax.muon(0.1), [good])["bias"]) == ["skipped", "restarted"]
+    good = {"kernel": good["kernel"]}
     storage = curvax.cholesky(min_elements=1)
     coded = curvax.shampoo(0.1, refresh=1, side="left", storage=storage)
     row = reported(coded, [good])["kernel"]
@@ -57,8 +58,7 @@ def test_a_divided_state_is_reported_as_on_one_device() -> None:
     good = {f"{name}/kernel": ones(4, 6) for name in "abcdef"}
     bad = {**good, "e/kernel": np.nan * ones(4, 6)}
     alone, divided = (
-        reported(curvax.asgo(0.1, refresh=2, **given), [good, bad])
-        for given in ({}, {"mesh": mesh})
+        reported(curvax.muon(0.1, **given), [good, bad]) for given in ({}, {"mesh": mesh})
     )
     assert alone == divided
     assert [row["skipped"] for row in divided.values()] == list("000010")

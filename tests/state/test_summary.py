@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.helpers import (
     states_by_parameter,
 )
 from tests.registry import REGISTRY, Row
+from tests.shared.reports import table
 
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 
@@ -51,18 +51,13 @@ def actual_bytes(tree: Any) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-def table(summary: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def tables(summary: str) -> list[dict[str, list[str]]]:
     """The cells of the two tables by their first cell: parameters, and parts of the state."""
-    parameters, parts = ({} for _ in range(2))
-    blocks = summary.split("\n\n")
-    assert len(blocks) == 2, summary
-    for rows, block in zip((parameters, parts), blocks, strict=True):
-        for line in block.splitlines()[2:]:
-            assert re.fullmatch(r"\|.*\|", line), line
-            name, *rest = (cell.strip(" *") for cell in line[1:-1].split("|"))
-            assert name not in rows, f"two lines for {name!r}"
-            rows[name] = rest
-    return parameters, parts
+    blocks = summary.replace("*", "").split("\n\n")
+    found = [table(block) for block in blocks]
+    lines = [len(block.splitlines()) - 2 for block in blocks]
+    assert [len(rows) for rows in found] == lines and len(found) == 2, summary
+    return [{name: [*cells.values()] for name, cells in rows.items()} for rows in found]
 
 
 def number(cell: str) -> int:
@@ -76,7 +71,7 @@ def test_bytes_add_up_and_entries_are_their_share(row: Row, wrapper: str) -> Non
     state = jax.tree.map(lambda x: np.full(x.shape, next(numbers) % 100, x.dtype), shapes)
     total = curvax.state_bytes(optimizer, PARAMS)
     assert total == actual_bytes(state)
-    parameters, parts = table(curvax.summarize(optimizer, PARAMS))
+    parameters, parts = tables(curvax.summarize(optimizer, PARAMS))
     assert number(parameters.pop("total")[-1]) == total
     assert sum(number(line[-1]) for line in parameters.values()) == total
     assert sum(number(line[-1]) for line in parts.values()) == total
@@ -122,7 +117,7 @@ def test_treatments_are_shown(row: Row) -> None:
             "1 matrix 1×6 in stack 1x6" if row.everything else "not a matrix: vector",
         ],
     }
-    parameters, _ = table(curvax.summarize(WRAPPERS["plain"](row), jax.eval_shape(lambda: PARAMS)))
+    parameters, _ = tables(curvax.summarize(WRAPPERS["plain"](row), jax.eval_shape(lambda: PARAMS)))
     assert {name: parameters[name][:2] for name in NAMES} == expected
 
 
@@ -137,7 +132,7 @@ def test_blocks_heads_and_own_entries_are_shown() -> None:
         matrices=curvax.MatrixRule(matrices=None, block_size=4, stack=False),
         weight_dimension_numbers={"query/kernel": curvax.MatrixAxes(0, (1, 2), column_heads=2)},
     )
-    parameters, _ = table(curvax.summarize(optimizer, params))
+    parameters, _ = tables(curvax.summarize(optimizer, params))
     shown = {name: cells[1] for name, cells in parameters.items() if len(cells) > 1}
     assert shown["mlp/kernel"] == "6 matrices 4×4 (3×2 tiles) in an entry of its own"
     assert shown["query/kernel"] == "4 matrices 4×4 (2×2 tiles) in an entry of its own"
@@ -201,7 +196,7 @@ MUON = curvax.muon(0.1)
 @pytest.mark.parametrize("optimizer", [MUON, optax.adam(0.1)], ids=["muon", "adam"])
 def test_names_do_not_confuse_entries(optimizer: Any, params: Any) -> None:
     """A parameter owns its moments, whatever its name; of counters it owns `skipped`."""
-    parameters, _ = table(curvax.summarize(optimizer, params))
+    parameters, _ = tables(curvax.summarize(optimizer, params))
     shared = number(parameters.pop("shared")[-1])
     counters = [x for x in jax.tree.leaves(optimizer.init(params)) if x.shape == ()]
     assert shared == 4 * len(counters)

@@ -1,7 +1,5 @@
 """Cholesky factors in few bits: damping, failed decompositions, error feedback."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 import curvax
 from curvax.transforms.linalg import _cholesky
-from curvax.transforms.linalg._products import square_of_lower
 from tests.helpers import assert_close, at, with_spectrum
 from tests.shared.stored import EPS32, decode_stored, same, storage_of
 
@@ -26,22 +23,6 @@ def test_float32_factors_stay_float32_where_64_bits_are_on():
         updates, after = jax.eval_shape(optimizer.update, params, state, params)
     assert updates["kernel"].dtype == jnp.float32
     assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
-
-
-def test_every_retry_adds_ten_times_as_much():
-    order, eps = 8, 1e-9
-    rounding = order * EPS32
-    below = rounding * np.float32([0, 3, 30, 300, 3000])  # zero, the last diagonal entry
-    x = np.tile(np.eye(order, dtype=np.float32), (len(below), 1, 1))
-    x[:, -1, -1] = -below
-    decomposed = jax.jit(lambda x: _cholesky.factored(x, eps, "absolute"))
-    c, failed = map(np.asarray, decomposed(x))
-    assert failed.tolist() == [False] * 4 + [True]
-    added = eps + rounding * np.array([0, 10, 100, 1000])
-    np.testing.assert_allclose(c[:4, -1, -1] ** 2 + below[:4], added, rtol=1e-3)
-    assert np.array_equal(
-        c[0, :-1, :-1], np.eye(order - 1)
-    )  # one that does not fail stays as it is
 
 
 def test_relative_damping_makes_codes_independent_of_the_scale():
@@ -86,21 +67,6 @@ def test_matrices_are_decomposed_one_at_a_time():
     text = jax.jit(decomposed).lower(jax.ShapeDtypeStruct((3, 8, 8), jnp.float32)).as_text()
     calls = [line for line in text.splitlines() if "potrf" in line]
     assert calls and all("tensor<8x8xf32>" in c and "tensor<3x8" not in c for c in calls)
-
-
-@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
-def test_squares_of_triangles_are_products(batch):
-    """Symmetric to the last bit, and with no more products than half of a square needs."""
-    draw = np.random.default_rng(0)
-    cs = [np.float32(np.tril(draw.standard_normal((*batch, d, d)))) for d in (1, 2, 5, 8)]
-    found = jax.jit(lambda cs: [square_of_lower(c) for c in cs])(cs)
-    for c, x in zip(cs, map(np.asarray, found), strict=True):
-        exact = np.asarray(c, np.float64)
-        assert_close(x, exact @ exact.mT)
-        assert np.array_equal(x, x.mT)
-    wide = jax.ShapeDtypeStruct((64, 64), np.float32)
-    cost: Any = jax.jit(square_of_lower).lower(wide).cost_analysis()
-    assert cost["flops"] < 1.1 * 64**3
 
 
 # Failure

@@ -242,7 +242,7 @@ def test_numbers_that_codes_represent_are_kept_exactly(bits, map, dtype):
     assert np.array_equal(coded.scales, scales) and same(again, coded)
 
 
-# Tiles and batches
+# Tiles
 
 
 @every_codec
@@ -259,20 +259,13 @@ def test_a_tile_of_zeros_has_scale_0_and_decodes_to_zeros(bits, map):
     assert nothing.shape == x.shape and not np.asarray(nothing).any()
 
 
-@every_bits
-def test_a_batch_is_coded_as_under_vmap(bits):
-    codec, xs = Codec(bits, BLOCK), [_drawn((4, 6, 7)), _drawn((2, 2, 4, 4))]
-    mapped = compiled(lambda xs: [jax.vmap(lambda x: encode(x, codec))(x) for x in xs])(xs)
-    assert same(mapped, code(xs, codec)[0])
-
-
-# Jit
+# Jit and vmap
 
 
 @pytest.mark.parametrize(
     ("bits", "map"), cells([(4, "linear2"), (8, "linear2"), (8, "linear")], of=2)
 )
-def test_jit_changes_no_bit(bits, map):
+def test_jit_and_vmap_change_no_bit(bits, map):
     """Cut tiles, a batch of single tiles, and one of them by itself."""
     codec, shapes = Codec(bits, BLOCK, map), [(13, 10), (2, 2, 4, 4)]
     xs = [jnp.asarray(_drawn(shape, map, seed=2)) for shape in shapes]
@@ -286,6 +279,8 @@ def test_jit_changes_no_bit(bits, map):
     assert same(read(coded), decoded)
     both = optimized(lambda xs: [decode(encode(x, codec), codec, x.shape[-1]) for x in xs])
     assert same(both(xs), decoded)
+    batch = _drawn((4, 6, 7))
+    assert same(jax.vmap(lambda x: encode(x, codec))(batch), encode(batch, codec))
 
 
 @every_bits
@@ -365,14 +360,15 @@ def test_codes_share_bytes(bits):
 def test_the_error_bound_holds_at_any_scales(bits, block, map):
     """Of numbers alike and very different; XLA may take subnormal ones for 0, here or there."""
     codec, generator, tiny = Codec(bits, block, map), np.random.default_rng(bits), 2.0**-126
+    xs = []
     for shape in ((100, 1, 1), (100, 5, 3), (200, 6, 7)):
         low, high = np.sort(generator.uniform(-45, 30, (2, shape[0], 1, 1)), axis=0)
         x = generator.uniform(-1, 1, shape) * 10.0 ** generator.uniform(low, high, shape)
         x *= generator.random(shape) <= generator.choice([0.3, 1.0], (shape[0], 1, 1))
-        x = x.astype(np.float32)
-        (coded,), (decoded,) = code([x], codec)
+        xs.append(x.astype(np.float32))
+    for x, coded, decoded in zip(xs, *code(xs, codec), strict=True):
         scales, decoded = _scales(x, block), np.asarray(decoded, np.float64)
-        normal, wide = scales >= tiny, _wide(scales, block, shape)
+        normal, wide = scales >= tiny, _wide(scales, block, x.shape)
         assert np.array_equal(np.asarray(coded.scales)[normal], scales[normal])
         assert (np.abs(decoded) <= wide).all()
         bound = (float(_largest_gap(bits, map)) / 2 + PRODUCTS * 2.0**-23) * wide + tiny

@@ -190,6 +190,7 @@ def _one_row(g: Any) -> Any:
         lambda inner: curvax.in_eigenbasis(inner, refresh=curvax.every(2)),
         lambda inner: curvax.graft(optax.identity(), inner),
         lambda inner: curvax.graft(inner),
+        lambda inner: curvax.blend(inner, optax.identity(), (1, 1)),
         lambda inner: curvax.precondition(refresh=curvax.every(2), momentum=inner),
         lambda inner: curvax.precondition_diagonal(momentum=inner),
     ],

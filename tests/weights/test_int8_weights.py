@@ -13,6 +13,7 @@ from tests.cells import cells
 from tests.helpers import assert_close, gradients_like, normal, trained
 from tests.shared.meshes import both_axis_types, mesh_of
 
+SGD = curvax.int8_weights(optax.sgd(1.0))  # whose steps are compiled once for all tests
 SHAPES = {
     "up": {"kernel": (3, 24, 40), "bias": (40,)},
     "odd": {"kernel": (3, 17, 5)},
@@ -62,8 +63,7 @@ def test_the_ends_of_the_range_decode(size: float, dtype: Any) -> None:
     found, given = (np.asarray(t["kernel"], np.float64) for t in (curvax.from_int8(weights), x))
     # A gap, not a half: near the smallest numbers, products are flushed to zero.
     assert np.all(np.abs(found - given) <= gap_of(weights["kernel"]) + 2.0**-8 * size)
-    optimizer = curvax.int8_weights(optax.sgd(1.0))
-    updates, _ = optimizer.update({"kernel": 0.1 * given}, optimizer.init(weights), weights)
+    updates, _ = SGD.update({"kernel": 0.1 * given}, SGD.init(weights), weights)
     moved = np.asarray(curvax.from_int8(optax.apply_updates(weights, updates))["kernel"])
     error = np.abs(moved.astype(np.float64) - 0.9 * found)
     assert np.all(error <= 1.1 * gap_of(weights["kernel"]) + 2.0**-8 * size)
@@ -85,7 +85,7 @@ def test_small_updates_add_up() -> None:
     shape = weights["kernel"].codes.shape
     change = gap * np.linspace(-0.003, 0.003, np.prod(shape)).reshape(shape)
     steps = 100
-    found, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, [{"kernel": -change}] * steps)
+    found, _ = trained(SGD, weights, [{"kernel": -change}] * steps)
     before, after = (values_of(x["kernel"]) for x in (weights, found))
     error = (after - before - steps * change) / gap
     assert np.max(np.abs(error)) < 2.5
@@ -97,7 +97,7 @@ def test_small_updates_add_up() -> None:
 def test_a_zero_update_changes_nothing() -> None:
     weights = curvax.to_int8(drawn(jnp.bfloat16))
     zero = jax.tree.map(jnp.zeros_like, curvax.from_int8(weights))
-    found, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, [zero] * 50)
+    found, _ = trained(SGD, weights, [zero] * 50)
     assert_close(found, weights, factor=0)
 
 
@@ -108,7 +108,7 @@ def test_scales_follow_the_weights(dtype: Any) -> None:
     for factor in (40.0, 1 / 300.0):
         old = values_of(weights["kernel"])
         gradient = [{"kernel": jnp.asarray((1 - factor) * old, jnp.float32)}]
-        weights, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, gradient)
+        weights, _ = trained(SGD, weights, gradient)
         error = np.abs(values_of(weights["kernel"]) - factor * old) / gap_of(weights["kernel"])
         assert np.max(error) < 1.01  # of a code, as dither rounds it
         assert np.max(gap_of(weights["kernel"])) < 1.2 * 2 * np.abs(factor * old).max() / 255
