@@ -187,6 +187,27 @@ def _compiled(optimizer: Any) -> tuple[Any, Any]:
     return jax.jit(optimizer.init), jax.jit(step)
 
 
+def weights_of_steps(optimizer: Any, params: Any, gradients: Any, read: Any = None) -> Any:
+    """The weights after each step, time first, in one program for all steps.
+
+    `gradients` are a list of trees, or a tree with time first. With `read`, it is what this
+    function makes of each state and its weights.
+    """
+    gradients = stacked(gradients) if isinstance(gradients, list) else gradients
+    return jax.device_get(_descent(optimizer, read)(params, gradients))
+
+
+@functools.lru_cache(maxsize=4)
+def _descent(optimizer: Any, read: Any) -> Any:
+    def step(carry: Any, gradient: Any) -> Any:
+        params, state = carry
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), read(state, params) if read else params
+
+    return jax.jit(lambda p, g: jax.lax.scan(step, (p, optimizer.init(p)), g)[1])
+
+
 def stacked(trees: Iterable[Any]) -> Any:
     """Stacks trees of equal structure along a new first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *trees)

@@ -16,7 +16,7 @@ import pytest
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_close, run_scanned, stacked
+from tests.helpers import assert_close, run_scanned, weights_of_steps
 from tests.reference.cautious import cautious_weight_decay, hyperball
 from tests.reference.dion import dion
 from tests.reference.eigenvalue_corrected import eigenvalue_corrected
@@ -465,19 +465,6 @@ def test_lars_follows_the_transcription() -> None:
         assert_close([d[name] for d in found], expected, 64)
 
 
-def trained(optimizer: Any, weights: Any, steps: list[Any]) -> Any:
-    """The weights after each step, which comes first, in one program."""
-
-    def step(carry: Any, g: Any) -> Any:
-        weights, state = carry
-        updates, state = optimizer.update(g, state, weights)
-        weights = optax.apply_updates(weights, updates)
-        return (weights, state), weights
-
-    run = jax.jit(lambda carry, g: jax.lax.scan(step, carry, g)[1])
-    return jax.device_get(run((weights, optimizer.init(weights)), stacked(steps)))
-
-
 ON_WEIGHTS = {
     "cautious decay": (
         optax.chain(curvax.add_cautious_decay(0.5), optax.scale_by_learning_rate(0.1)),
@@ -498,7 +485,7 @@ ON_WEIGHTS = {
 def test_weights_follow_the_transcription(name: str) -> None:
     optimizer, theirs = ON_WEIGHTS[name]
     weights = {name: gradients[-1] for name, gradients in GRADIENTS.items()}
-    found = trained(optimizer, weights, as_steps(GRADIENTS))
+    found = weights_of_steps(optimizer, weights, as_steps(GRADIENTS))
     for name, own in GRADIENTS.items():
         _, states = theirs(own, weights[name])
         assert_close(list(found[name]), [state["W"] for state in states], 64)
@@ -510,7 +497,8 @@ def test_osgdm_follows_the_transcription_under_a_schedule(decay: float) -> None:
     rates, start = [0.1 / (1 + t) for t in range(STEPS)], np.ones((5, 8))
     moves, _ = osgdm(WIDE["wide"], rates, gamma=0.9)
     optimizer = curvax.osgdm(lambda t: 0.1 / (1 + t), b1=0.9, weight_decay=decay)
-    found = trained(optimizer, {"kernel": start}, [{"kernel": g} for g in WIDE["wide"]])["kernel"]
+    gradients = {"kernel": np.stack(WIDE["wide"])}
+    found = weights_of_steps(optimizer, {"kernel": start}, gradients)["kernel"]
     for before, after, rate, move in zip([start, *found], found, rates, moves, strict=False):
         assert_close(after - before, -move - rate * decay * before, 256)
 
