@@ -82,21 +82,6 @@ def test_asgo_keeps_the_bounds_of_its_convergence_theorems(smooth: bool) -> None
     assert bound / 100 < values.mean() <= bound
 
 
-@pytest.mark.parametrize("rank", [1, 3, 6])
-def test_the_bound_of_asgo_is_below_those_of_adagrad_and_shampoo(rank: int) -> None:
-    """An et al., section 4 and Appendix E, by their factors beside the diameters: 1 and √r."""
-    rng = generator(KEYS[6])
-    for blocks in (np.ones((6, 8)), np.kron(np.eye(2), np.ones((3, 4)))):
-        gradients = rng.standard_normal((30, 6, rank)) @ rng.standard_normal((30, rank, 8)) * blocks
-        left, right = (
-            np.linalg.eigvalsh(np.einsum(product, gradients, gradients)).clip(0)
-            for product in ("tij,tkj->ik", "tji,tjk->ik")
-        )
-        asgo, adagrad = np.sqrt(left).sum(), np.sqrt((gradients**2).sum(axis=0)).sum()
-        shampoo = np.sqrt(rank) * (left**0.25).sum() * (right**0.25).sum()
-        assert asgo <= adagrad and np.sqrt(rank) * asgo <= shampoo
-
-
 def test_muon_keeps_twice_the_printed_bound_of_its_theorem() -> None:
     """An et al., Theorem 4: the printed rate gives twice the printed bound, and nearly attains it.
     The printed bound is wrong by this factor, which its last line loses."""
