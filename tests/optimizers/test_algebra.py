@@ -58,7 +58,11 @@ REFRESH = {
     "diagonal_residual": policies.diagonal_residual(2, threshold=0.35),
     "below_norm": policies.below_norm(3.8, check_every=2),  # of 4.4 in all, 3 in another subspace
 }
-STORAGE = {**fault_model.STORAGE, "quantized8": curvax.quantized(8, **fault_model.TILES)}
+STORAGE = {
+    **{name: fault_model.STORAGE[name] for name in ("dense", "quantized")},
+    "quantized8": curvax.quantized(8, **fault_model.TILES),
+    **{name: fault_model.STORAGE[name] for name in ("cholesky", "feedback", "packed")},
+}
 ONE_BY_ONE = ("quantized8", "feedback", "packed")  # decoded as large matrices are
 VALUES = {"refresh": REFRESH, "storage": STORAGE}
 MOMENTS = ("plain", "coded")
