@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 from tests.cells import cells
-from tests.helpers import gradients_like, normal, program, run
+from tests.helpers import gradients_like, normal, run, traced
 from tests.registry import REGISTRY, Row
 
 PLAIN = cells(REGISTRY, of=4)
@@ -74,10 +74,12 @@ def small_training(row: Row) -> Any:
 
 
 @functools.cache
-def plain_program(row: Row) -> str:
-    """What a plain step on `small_tree` computes."""
-    params = small_tree()
-    return program(row.make().update, params, jax.eval_shape(row.make().init, params), params)
+def plain_step(row: Row) -> tuple[str, Any, Any]:
+    """What a plain step on `small_tree` computes; the shapes of the state before and after it."""
+    params, optimizer = small_tree(), row.make()
+    state = jax.eval_shape(optimizer.init, params)
+    text, (_, after) = traced(optimizer.update, params, state, params)
+    return text, state, after
 
 
 class Model(nnx.Module):

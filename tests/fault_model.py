@@ -124,10 +124,6 @@ STORAGE = {
 }
 
 
-RATES = {"racs": 0.3, "galore": 0.3, "fira": 0.3, "foam": 0.03, "dr_shampoo": 0.03, "osgdm": 0.03}
-"""Learning rates for training through faults, where it is not 0.1."""
-
-
 class Cell(NamedTuple):
     """A method with a refresh policy and a storage; None if it has none."""
 
@@ -142,11 +138,6 @@ class Cell(NamedTuple):
     def row(self) -> Row:
         """The row of the method."""
         return NAMED[self.method]
-
-    @property
-    def rate(self) -> float:
-        """The learning rate for training through faults."""
-        return RATES.get(self.method, 0.1)
 
     def make(self, learning_rate: Any, period: int, **settings: Any) -> Any:
         """Builds the optimizer."""

@@ -17,7 +17,7 @@ from jaxlib.version import __version_info__
 
 from curvax.transforms.state._entries import entries_in
 from curvax.transforms.state._portable import joined_state
-from curvax.transforms.state._traced import traced
+from curvax.transforms.state._traced import traced as traced_state
 
 from .cells import ALL_CELLS
 
@@ -187,6 +187,27 @@ def _compiled(optimizer: Any) -> tuple[Any, Any]:
     return jax.jit(optimizer.init), jax.jit(step)
 
 
+def weights_of_steps(optimizer: Any, params: Any, gradients: Any, read: Any = None) -> Any:
+    """The weights after each step, time first, in one program for all steps.
+
+    `gradients` are a list of trees, or a tree with time first. With `read`, it is what this
+    function makes of each state and its weights.
+    """
+    gradients = stacked(gradients) if isinstance(gradients, list) else gradients
+    return jax.device_get(_descent(optimizer, read)(params, gradients))
+
+
+@functools.lru_cache(maxsize=4)
+def _descent(optimizer: Any, read: Any) -> Any:
+    def step(carry: Any, gradient: Any) -> Any:
+        params, state = carry
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), read(state, params) if read else params
+
+    return jax.jit(lambda p, g: jax.lax.scan(step, (p, optimizer.init(p)), g)[1])
+
+
 def stacked(trees: Iterable[Any]) -> Any:
     """Stacks trees of equal structure along a new first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *trees)
@@ -253,8 +274,13 @@ def run_scanned(
 
 def program(f: Any, *args: Any) -> str:
     """The program of `f` for arrays or their shapes, as text: equal for equal computations."""
-    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
-    return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
+    return traced(f, *args)[0]
+
+
+def traced(f: Any, *args: Any) -> tuple[str, Any]:
+    """`program`, and the shapes of the result, from one trace."""
+    closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    return str(dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]), shapes
 
 
 # Primitives that only call another program.
@@ -309,7 +335,7 @@ def digest(text: str) -> str:
 
 def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:
     """The results of `curvax.state_of` for all parameters, as NumPy arrays."""
-    whole = traced(optimizer, params)
+    whole = traced_state(optimizer, params)
     leaves = jax.device_get(jax.tree.leaves(joined_state(whole, state)))
     found: dict[str, dict[str, Any]] = {}
     for entry, leaf in zip(entries_in(whole, params), leaves, strict=True):

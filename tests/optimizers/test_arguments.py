@@ -249,14 +249,8 @@ def test_optaxs_inject_hyperparams_names_the_one_of_this_library(row: Row) -> No
 def test_a_traced_weight_decay_beside_a_base_decays_matrices_and_others_alike() -> None:
     """As `jit`, `vmap` and schedules give it; a base may have a state and extra arguments."""
     zeros = jax.tree.map(np.zeros_like, TREE)
-    methods = {
-        "shampoo": curvax.shampoo,
-        "foam": functools.partial(curvax.foam, base=optax.adam),
-        "assemble": lambda rate, **given: curvax.assemble(
-            curvax.scale_by_muon(), rate, base=optax.sgd, **given
-        ),
-    }
-    for make in methods.values():
+    of_parts = functools.partial(curvax.assemble, curvax.momentum())
+    for make in (curvax.shampoo, functools.partial(of_parts, base=optax.adam)):
 
         def updates(decay: Any, rate: Any = 0.5, make: Any = make, **given: Any) -> Any:
             optimizer = make(rate, weight_decay=decay, **given)

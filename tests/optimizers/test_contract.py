@@ -29,7 +29,7 @@ from tests.cells import cells
 from tests.contract import (
     PLAIN,
     compiled,
-    plain_program,
+    plain_step,
     shapes_and_dtypes,
     small_run,
     small_tree,
@@ -43,6 +43,7 @@ from tests.helpers import (
     run,
     states_by_parameter,
     tolerance,
+    traced,
     zeros_like,
 )
 from tests.registry import REGISTRY, Row
@@ -204,28 +205,25 @@ def test_what_changes_nothing_of_a_step(row: Row) -> None:
     """Extra arguments, no params without weight decay, and leaves that are absent."""
     params = small_tree()
     optimizer = row.make()
-    state = jax.eval_shape(optimizer.init, params)
+    plain, state, _ = plain_step(row)
 
     def otherwise(gradient: Any, state: Any, params: Any) -> Any:
         return optimizer.update(gradient, state, row.needed(params), value=1.0, other="x")
 
-    assert program(otherwise, params, state, params) == plain_program(row)
+    assert program(otherwise, params, state, params) == plain
     holes = params | {"frozen": {"kernel": None}}
     state = jax.eval_shape(optimizer.init, holes)
-    updates, _ = jax.eval_shape(optimizer.update, holes, state, holes)
-    assert updates["frozen"] == {"kernel": None}
-    assert program(optimizer.update, holes, state, holes) == plain_program(row)
+    text, (updates, _) = traced(optimizer.update, holes, state, holes)
+    assert updates["frozen"] == {"kernel": None} and text == plain
 
 
 @every_optimizer
 def test_second_call_compiles_nothing(row: Row) -> None:
     """The state keeps its types, by which JAX finds a program; programs are counted for one."""
-    params = small_tree()
-    optimizer = compiled(row)
-    state = jax.eval_shape(optimizer.init, params)
-    _, after = jax.eval_shape(optimizer.update, params, state, params)
+    _, state, after = plain_step(row)
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
     if row.name == "muon":
+        params, optimizer = small_tree(), compiled(row)
         state = optimizer.init(params)
         for gradient in gradients_like(params, 3):
             _, state = optimizer.update(gradient, state, params)

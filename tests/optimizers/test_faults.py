@@ -21,7 +21,6 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
-from test_algebra import ALL
 
 import curvax
 from curvax.transforms.state._entries import entries_in
@@ -41,7 +40,6 @@ from tests.fault_model import (
     widened,
 )
 from tests.helpers import normal_like
-from tests.registry import REGISTRY
 from tests.tpu_forms import loops_of
 
 PERIOD, STEPS = 4, 20
@@ -372,12 +370,6 @@ def test_a_failed_decomposition_of_every_step_poisons_nothing(cell: Cell) -> Non
 
 
 # The fault model itself.
-
-
-def test_the_product_is_the_algebras() -> None:
-    plain = {c[:3] for c in ALL if c.moments == "plain" and c.storage != "quantized8"}
-    assert set(CELLS) == plain
-    assert {c.method for c in CELLS} == {row.name for row in REGISTRY}
 
 
 def test_the_sample_has_every_policy_and_storage_and_fault() -> None:

@@ -49,7 +49,7 @@ COMPOSED = {
     "a base": lambda: curvax.shampoo(0.1, base=optax.adam, refresh=1, statistics_every=1),
     "Lion for others": lambda: curvax.muon(0.1, others=optax.lion(0.1)),
     "RMSProp for others": lambda: curvax.muon(0.1, others=optax.rmsprop(0.1)),
-    "only if finite": lambda: optax.apply_if_finite(curvax.foam(0.1), 2),
+    "only if finite": lambda: optax.apply_if_finite(curvax.muon(0.1), 2),
 }
 
 

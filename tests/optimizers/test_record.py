@@ -18,7 +18,7 @@ import pytest
 import curvax
 from curvax.transforms.kronecker._eigenbasis import EigenbasisState
 from tests.cells import cells
-from tests.helpers import assert_close, computations
+from tests.helpers import assert_close, computations, weights_of_steps
 from tests.project.test_readme import blocks_of
 from tests.reference.record_46 import published_settings, record
 
@@ -120,21 +120,14 @@ def test_the_published_run_is_the_record_with_the_gate_where_attention_ends() ->
     names = ("dense", "out")
     optimizer = curvax.published.RUNS["record-46/track-3"].optimizer(steps=STEPS)
 
-    def step(carry: Any, noise: Any) -> Any:
-        params, state = carry
-        updates, state = optimizer.update({n: {"kernel": noise} for n in names}, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), curvax.eval_params(state, params)
-
     w, noise, mean = given("square")
     with jax.enable_x64(True):
-        params = {name: {"kernel": jnp.asarray(w)} for name in names}
-        run = jax.jit(lambda p: jax.lax.scan(step, (p, optimizer.init(p)), mean + noise)[1])
-        evaluated = run(params)
+        params, gradients = ({n: {"kernel": x} for n in names} for x in (w, mean + noise))
+        evaluated = weights_of_steps(optimizer, params, gradients, curvax.eval_params)
     for name, role in (("dense", "mlp"), ("out", "attention_output")):
         settings = dataclasses.replace(SETTINGS, role=role)
         _, tail, _ = record([(mean + n).T for n in noise], w.T, settings)
-        own = np.asarray(evaluated[name]["kernel"]).mT
+        own = evaluated[name]["kernel"].mT
         assert_close(own, np.stack(tail), 64, condition=CONDITION, eps=2.0**-23)
     assert np.abs(evaluated["dense"]["kernel"] - evaluated["out"]["kernel"]).max() > 1e-3
 

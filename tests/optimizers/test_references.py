@@ -16,7 +16,7 @@ import pytest
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_close, run_scanned, stacked
+from tests.helpers import assert_close, run_scanned, weights_of_steps
 from tests.reference.cautious import cautious_weight_decay, hyperball
 from tests.reference.dion import dion
 from tests.reference.eigenvalue_corrected import eigenvalue_corrected
@@ -211,22 +211,17 @@ CASES |= {
 }
 IN_FLOAT32 = {"wide": [np.float64(np.float32(g)) for g in soap_gradients((6, 9))]}
 CASES |= {
-    "Eigen-Adam": case(
-        by_period(curvax.scale_by_eigen_adam, b3=0.95),
-        lambda g, k: eigen_adam(g, K=k),
-        {"wide": soap_gradients((6, 9))},
-        of_all,
-        periods=(4,),
-        factor=256.0,
-    ),
-    "AdaDiag": case(
-        by_period(curvax.scale_by_eigen_adam, b3=0.0),
-        lambda g, k: adadiag(g, K=k),
-        {"wide": soap_gradients((6, 9))},
-        of_all,
-        periods=(4,),
-        factor=256.0,
-    ),
+    **{
+        name: Case(
+            by_period(curvax.scale_by_eigen_adam, b3=b3),
+            lambda g, k, theirs=theirs: theirs(g, K=k),
+            {"wide": soap_gradients((6, 9))},
+            of_all,
+            periods=(4,),
+            factor=256.0,
+        )
+        for name, b3, theirs in (("Eigen-Adam", 0.95, eigen_adam), ("AdaDiag", 0.0, adadiag))
+    },
     "SOAP in float32": case(
         by_period(curvax.scale_by_soap, side="left"),
         lambda g, k: soap(g, K=k, side="left"),
@@ -363,57 +358,36 @@ SINGULAR = {
     **GRADIENTS,
     "singular": [g * (np.arange(6) > 0)[:, None] for g in soap_gradients((6, 15))],
 }
+by_roots = functools.partial(
+    case, gradients=AFTER_DIAGONAL, condition=1e3, states=STATISTICS, state_of=in_coordinates
+)
+in_bases = functools.partial(by_roots, condition=1e4, states=OF_KL)
 CASES |= {
-    "KL-Shampoo by roots": case(
-        whitened(refresh=curvax.every(1)),
-        from_length(kl_shampoo, K=1),
-        AFTER_DIAGONAL,
-        1e3,
-        STATISTICS,
-        state_of=in_coordinates,
+    "KL-Shampoo by roots": by_roots(
+        whitened(refresh=curvax.every(1)), from_length(kl_shampoo, K=1)
     ),
-    "KL-Shampoo by stale roots": case(
+    "KL-Shampoo by stale roots": by_roots(
         whitened(curvax.momentum(0.9), refresh=curvax.every(4)),
         from_length(kl_shampoo, K=4, b1=0.9),
-        AFTER_DIAGONAL,
-        1e3,
-        STATISTICS,
-        state_of=in_coordinates,
     ),
-    "KL-Shampoo by roots from another start": case(
+    "KL-Shampoo by roots from another start": by_roots(
         # The first inverse, of the initial factors, has no ε here; the paper prints none.
         whitened(refresh=curvax.every(4), initial=0.1, eps=1e-3),
         from_length(kl_shampoo, K=4, initial=0.1, initial_root=0.1**-0.5, eps=1e-3),
-        AFTER_DIAGONAL,
-        1e3,
-        STATISTICS,
-        state_of=in_coordinates,
     ),
-    "KL-Shampoo": case(
+    "KL-Shampoo": in_bases(
         curvax.scale_by_kl_shampoo(b1=0.9, b2=0.95, refresh=4, method="qr", limit=INF),
         from_length(kl_shampoo_eigenbasis, **QR, b1=0.9),
-        AFTER_DIAGONAL,
-        1e4,
-        OF_KL,
-        state_of=in_coordinates,
     ),
-    "KL-Shampoo by eigh": case(
+    "KL-Shampoo by eigh": in_bases(
         curvax.scale_by_kl_shampoo(
             b1=0.0, b2=0.95, refresh=4, initial=0.1, method="eigh", limit=INF
         ),
         from_length(kl_shampoo_eigenbasis, **EIGH),
-        AFTER_DIAGONAL,
-        1e4,
-        OF_KL,
-        state_of=in_coordinates,
     ),
-    "KL-SOAP": case(
+    "KL-SOAP": in_bases(
         curvax.scale_by_soap(refresh=4, statistics="kl", method="qr", limit=INF),
         from_length(kl_soap, **QR),
-        AFTER_DIAGONAL,
-        1e4,
-        OF_KL,
-        state_of=in_coordinates,
     ),
     "one-sided Shampoo": case(
         curvax.recipes.one_sided_shampoo.direction(),
@@ -465,19 +439,6 @@ def test_lars_follows_the_transcription() -> None:
         assert_close([d[name] for d in found], expected, 64)
 
 
-def trained(optimizer: Any, weights: Any, steps: list[Any]) -> Any:
-    """The weights after each step, which comes first, in one program."""
-
-    def step(carry: Any, g: Any) -> Any:
-        weights, state = carry
-        updates, state = optimizer.update(g, state, weights)
-        weights = optax.apply_updates(weights, updates)
-        return (weights, state), weights
-
-    run = jax.jit(lambda carry, g: jax.lax.scan(step, carry, g)[1])
-    return jax.device_get(run((weights, optimizer.init(weights)), stacked(steps)))
-
-
 ON_WEIGHTS = {
     "cautious decay": (
         optax.chain(curvax.add_cautious_decay(0.5), optax.scale_by_learning_rate(0.1)),
@@ -498,7 +459,7 @@ ON_WEIGHTS = {
 def test_weights_follow_the_transcription(name: str) -> None:
     optimizer, theirs = ON_WEIGHTS[name]
     weights = {name: gradients[-1] for name, gradients in GRADIENTS.items()}
-    found = trained(optimizer, weights, as_steps(GRADIENTS))
+    found = weights_of_steps(optimizer, weights, as_steps(GRADIENTS))
     for name, own in GRADIENTS.items():
         _, states = theirs(own, weights[name])
         assert_close(list(found[name]), [state["W"] for state in states], 64)
@@ -510,7 +471,8 @@ def test_osgdm_follows_the_transcription_under_a_schedule(decay: float) -> None:
     rates, start = [0.1 / (1 + t) for t in range(STEPS)], np.ones((5, 8))
     moves, _ = osgdm(WIDE["wide"], rates, gamma=0.9)
     optimizer = curvax.osgdm(lambda t: 0.1 / (1 + t), b1=0.9, weight_decay=decay)
-    found = trained(optimizer, {"kernel": start}, [{"kernel": g} for g in WIDE["wide"]])["kernel"]
+    gradients = {"kernel": np.stack(WIDE["wide"])}
+    found = weights_of_steps(optimizer, {"kernel": start}, gradients)["kernel"]
     for before, after, rate, move in zip([start, *found], found, rates, moves, strict=False):
         assert_close(after - before, -move - rate * decay * before, 256)
 

@@ -66,20 +66,6 @@ def test_a_schedule_under_a_schedule_of_the_learning_rate() -> None:
         assert_close(update["kernel"], -rate(step) * decay(step) * params["kernel"], 4)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: curvax.muon(0.1, b1=lambda _: jnp.ones(2)), r"b1 must be .*\[0, 1\).*schedule"),
-        (lambda: curvax.scale_by_soap(b3=lambda: 0.5), r"b3 must be .*schedule.*raises"),
-        (lambda: curvax.muon(0.1, weight_decay=lambda _: jnp.ones(2)), "weight_decay must be"),
-        (lambda: curvax.shampoo(0.1, weight_decay=FALLING), "weight_decay must be 0 with a base"),
-    ],
-)
-def test_what_is_no_schedule_is_named(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_a_number_leaves_the_state_as_it_is() -> None:
     params = {"kernel": jnp.ones((2, 3))}
     plain = jax.eval_shape(curvax.muon(0.1).init, params)

@@ -20,10 +20,10 @@ import curvax
 from curvax import weights
 from tests.helpers import (
     assert_close,
-    at,
     gradients_like,
     run_scanned,
-    stacked,
+    steps_of,
+    weights_of_steps,
 )
 from tests.reference.brakes import brake_update, nvidia_brake, pinned_step, record_brake
 from tests.reference.decay import decay
@@ -149,21 +149,7 @@ def updates_of(params: Any, steps: int = STEPS) -> list[Any]:
 
 def path(optimizer: Any, params: Any, updates: list[Any]) -> list[Any]:
     """The weights after each step."""
-    found = jax.tree.map(np.asarray, _compiled(optimizer)(params, stacked(updates)))
-    return [at(found, t) for t in range(len(updates))]
-
-
-@functools.lru_cache(maxsize=4)
-def _compiled(optimizer: Any) -> Any:
-    def run(params: Any, updates: Any) -> Any:
-        def step(carry: Any, u: Any) -> Any:
-            change, state = optimizer.update(u, carry[1], carry[0])
-            params = optax.apply_updates(carry[0], change)
-            return (params, state), params
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), updates)[1]
-
-    return jax.jit(run)
+    return steps_of(weights_of_steps(optimizer, params, updates))
 
 
 def their_path(case: Case, params: Any, updates: list[Any], rates: Any = RATES) -> list[Any]:
@@ -339,18 +325,3 @@ def test_a_matrix_with_a_bad_gradient_does_not_move(method: Any) -> None:
     assert not np.array_equal(after["batch"][0], before["batch"][0])
     if method is curvax.muon:
         assert np.array_equal(after["batch"][1], before["batch"][1])
-
-
-# What is taken and needed
-
-
-def test_parts_beside_a_sphere_that_have_an_effect_are_taken() -> None:
-    assert weights.chain(weights.floor(0.5, unit="row"), weights.hyperball())
-    assert weights.chain(weights.brake(pin=True), weights.hyperball())
-
-
-def test_it_needs_the_weights() -> None:
-    params = weights_of(np.float32)
-    optimizer = identity(0.1, weights="hyperball")
-    with pytest.raises(ValueError, match="params must be given to update"):
-        optimizer.update(params, optimizer.init(params))
