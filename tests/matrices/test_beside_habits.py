@@ -26,8 +26,18 @@ haiku: conv2_d/(w 3 3 64 32, b 64 1 1) -> conv2_d/w 013.2
 MatrixRule linen: up_conv/(kernel 3 12 36, bias 12) -> up_conv/kernel 02.1
 torch_layout: {tconv,trans_conv,ConvT_0}/weight 64 32 2 2 ->
     {tconv,trans_conv,ConvT_0}/weight 023.1
-# Of three axes the last may be that of layers which share a bias, the others not.
+# Layers that are stacked, by a scan or a vmap, have a bias each. So one vector says that a sum goes
+# over all other axes, as in a convolution and in `DenseGeneral`, also beside three axes.
 ALL: up/(kernel 4 12 36, bias 12) -> up/kernel 02.1
+ALL: up/(kernel 4 12 36, bias 36) -> up/kernel 01.2
+ALL: {0,DenseGeneral_0,proj}/(kernel 4 12 36, bias 36) -> {0,DenseGeneral_0,proj}/kernel 01.2
+ALL: up/(weight 4 12 36, bias 36) -> up/weight 01.2
+ALL: mlp/(wi 16 32, wo 4 8 16, bo 16) -> mlp/wo 01.2
+ALL: attention/query/(kernel 64 12 32, bias 12) -> attention/query/kernel 02.1
+ALL: attention/query/(kernel 64 12 32, bias 64) -> attention/query/kernel 12.0
+ALL: attention/query/(kernel 3 12 32, bias 32) -> attention/query/kernel 01.2
+ALL: attention/out/(kernel 12 32 64, bias 12) -> attention/out/kernel 12.0
+ALL: attention/out/(kernel 12 32 64, bias 32) -> attention/out/kernel 02.1
 ALL: ups/0/(weight 64 32 4, bias 32) -> ups/0/weight 02.1
 ALL: resblocks/0/(weight_v 64 32 3, weight_g 64 1 1, bias 64) -> resblocks/0/weight_v 12.0
 ALL: symm/(kernel 8 6 16, bias 8) -> symm/kernel 12.0
@@ -146,6 +156,18 @@ MatrixRule FLAX: ConvTranspose_0/(kernel 3 3 12 12, bias 12) -> ConvTranspose_0/
 MatrixRule: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 123.0 023.1
 MatrixRule: conv_transpose/weight 6 64 32 2 2 -> conv_transpose/weight 134.2 234.1
 MatrixRule: conv_transpose/(kernel 6 2 2 32 32, bias 6 32) -> conv_transpose/kernel 123.4 124.3
+# Experts, relations, the matrices of a graph or of frequencies may share a bias.
+ALL: {experts,RGCNConv_0,relations}/(kernel 4 12 36, bias 36) ->
+    {experts,RGCNConv_0,relations}/kernel 1.2 01.2
+ALL: RGCNConv_0/(weight 4 12 36, bias 36) -> RGCNConv_0/weight 1.2 01.2
+ALL: experts/up/(kernel 4 36 12, bias 36) -> experts/up/kernel 2.1 02.1
+ALL: experts/up/(kernel 3 4 12 36, bias 36) -> experts/up/kernel 2.3 012.3
+ALL: moe/(router/kernel 12 4, w1 4 12 36, b1 36) -> moe/w1 1.2
+ALL: fno/SpectralConv1d_0/(weight 16 32 8, bias 32) -> fno/SpectralConv1d_0/weight 0.1
+# A bias that contradicts the siblings: convolutions of queries, or a bias of each head
+ALL: attention/{query,key,value,out}/(kernel 3 64 64, bias 64) -> attention/query/kernel 1.02 01.2
+ALL: attention/{query,key,value}/(kernel 64 12 32, bias 12), attention/out/kernel 12 32 64 ->
+    attention/{query,key,value}/kernel 0.12 02.1
 # Norms that fit both axes
 FLAX: l/({up,gate_proj}/kernel 8 3 16, norm/scale 8 3) -> l/{up,gate_proj}/kernel 1.2 0.2
 FLAX maxtext: attention/(query/kernel 64 12 32, out/kernel 32 12 64) ->

@@ -145,7 +145,6 @@ mlp/kernel 12 4 8 -> mlp/kernel 1.2 0.2 01.2 0.12 2.01 12.0
 mlp/(kernel 12 4 8, bias 12 8) -> mlp/kernel 1.2
 mlp/(kernel 12 4 8, bias 4 8) -> mlp/kernel 0.12 0.2
 mlp/(kernel 8 8 4, bias 8 4) -> mlp/kernel 1.2 0.12
-mlp/(kernel 12 4 8, bias 8) -> mlp/kernel 01.2
 mlp/weight 12 4 8 -> mlp/weight 2.1 2.0 2.01 12.0 01.2 0.12
 mlp/kernel 2 12 4 8 -> mlp/kernel 2.3 012.3 1.23 12.3 0.23 02.3
 layers/0/weight 8 3 7 7 -> layers/0/weight 123.0 3.2

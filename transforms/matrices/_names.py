@@ -59,6 +59,14 @@ _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(
     r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*|ada\w*|modulation|film"
 )
+# Layers, in lower case
+DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
+SPECTRAL = re.compile(r"spectral(?!_?norm)|fourier")
+CONVOLUTION = re.compile(rf"(?!.*({SPECTRAL.pattern}|graph|gcn)).*conv(?!e)")  # no converter
+OF_CHANNELS = re.compile(r"conv_?\dd")
+TRANSPOSED = re.compile(r"transpos|deconv|trans_?conv|(?<![a-z])t_?conv|conv_?t(rans)?(?![a-z])")
+LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
+SETS = re.compile(rf"expert|moe|relation|(?<![a-z])rel(?![a-z])|graph|gcn|{SPECTRAL.pattern}")
 
 
 def as_read(shapes: Shapes) -> dict[str, str]:

@@ -16,12 +16,6 @@ from ._form import MatrixAxes, as_tuple
 
 Shape = tuple[int, ...]
 
-_DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
-_SPECTRAL = re.compile(r"spectral(?!_?norm)|fourier")
-_CONVOLUTION = re.compile(rf"(?!.*({_SPECTRAL.pattern}|graph|gcn)).*conv(?!e)")  # no converter
-_OF_CHANNELS = re.compile(r"conv_?\dd")
-_TRANSPOSED = re.compile(r"transpos|deconv|trans_?conv|(?<![a-z])t_?conv|conv_?t(rans)?(?![a-z])")
-_LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
 _OF_STATE_SPACE = ("A_log", "dt_bias")
 _ROUTERS = ("gate", "router", "router_gate", "gate_logits")
 _KERNELS = ("", "/kernel", "/w", "/weight")
@@ -157,24 +151,34 @@ class Parameter:
         """Whether the layer's name is one of a convolution; convolutions embed patches."""
         around, layer = self._layer
         embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
-        return _CONVOLUTION.match(layer) is not None or (self.ndim > 3 and embeds)
+        return names.CONVOLUTION.match(layer) is not None or (self.ndim > 3 and embeds)
 
     @property
     def is_spectral(self) -> bool:
         """Whether the layer's name is one of a convolution with a matrix for each frequency."""
         _, parent, _ = names.path_of(self.name)
         layers = parent.lower(), self._layer[1]
-        return self.ndim > 2 and any(map(_SPECTRAL.search, layers))
+        return self.ndim > 2 and any(map(names.SPECTRAL.search, layers))
 
     @property
     def is_transposed(self) -> bool:
         """Whether the layer's name is one of a transposed convolution."""
-        return _TRANSPOSED.search(self._layer[1]) is not None
+        return names.TRANSPOSED.search(self._layer[1]) is not None
 
     @property
     def is_local(self) -> bool:
         """Whether the layer's name is one of a convolution with another kernel at each place."""
-        return _LOCAL.search(self._layer[1]) is not None
+        return names.LOCAL.search(self._layer[1]) is not None
+
+    @property
+    def may_share_bias(self) -> bool:
+        """Whether its matrices may have one bias: places, experts, relations, frequencies.
+
+        Layers that are stacked have a bias each, so a vector beside others says that a sum goes
+        over all axes that it lacks, as in a convolution.
+        """
+        of_set = any(map(names.SETS.search, self._layer))
+        return self.is_local or of_set or self.axis_of_experts == 0
 
     @property
     def is_depthwise(self) -> bool:
@@ -185,7 +189,7 @@ class Parameter:
         """
         if self.ndim < 3:
             return False
-        if _DEPTHWISE.search(self._layer[1]):
+        if names.DEPTHWISE.search(self._layer[1]):
             return self.has_one_input or (self.shape[-1] == 1 and not self.output_first)
         if not (self.is_convolution and self.has_one_input):
             return False
@@ -198,7 +202,7 @@ class Parameter:
         Griffin's `conv_1d/w (width, channels)` does not have this axis.
         """
         if self.ndim == 2:
-            return _OF_CHANNELS.search(self._layer[1]) is not None
+            return names.OF_CHANNELS.search(self._layer[1]) is not None
         return self.shape[1 if self.output_first else -2] == 1
 
     # By its bias
@@ -220,13 +224,13 @@ class Parameter:
             return None
         return bias[0]
 
-    def fits_bias(self, axes: MatrixAxes, *, loose: bool = False) -> bool:
+    def fits_bias(self, axes: MatrixAxes, *, loose: bool = False, shared: bool = False) -> bool:
         """Whether a bias has the outputs, with axes of layers where the kernel has them.
 
         Equinox' convolutions have an axis of size 1 for each other one of the kernel but the
         inputs, `(out, 1, 1)`; of `(out, in, k)` only loosely. Loosely the axes may also be in the
-        order of the kernel, `(E, F)` of `(D, E, F)`. All places of a local convolution may share a
-        bias.
+        order of the kernel, `(E, F)` of `(D, E, F)`. A bias may be `shared` where its matrices may
+        share one, as those of a local convolution always may.
         """
         rows, columns = (
             [axis % self.ndim for axis in as_tuple(side)] for side in (axes.rows, axes.columns)
@@ -238,7 +242,7 @@ class Parameter:
                 expected.insert(axis, self.shape[axis])
         padded = (*expected, *[1] * (self.ndim - 1 - len(expected)))
         fitting = [tuple(expected), *[padded] * (loose or self.ndim > 3)]
-        if self.is_local:
+        if self.is_local or (shared and self.may_share_bias):
             fitting.append(tuple(outputs))
         if loose:
             fitting.append(tuple(x for axis, x in enumerate(self.shape) if axis not in rows))
@@ -249,7 +253,7 @@ class Parameter:
         """Whether its bias may be one for each place of a convolution's output."""
         bias, output = self.bias or (), 0 if self.output_first else -1
         of_places = len(bias) == self.ndim - 1 > 1 and bias[output] == self.shape[output]
-        return of_places and bool(_CONVOLUTION.match(self._layer[1])) and not self.is_local
+        return of_places and bool(names.CONVOLUTION.match(self._layer[1])) and not self.is_local
 
     @property
     def inputs_by_bias(self) -> list[Shape]:
@@ -373,7 +377,8 @@ class Parameter:
         """
         *stack, _, _ = self.shape
         turned = {x: self.shape[-3 - x] for x in (-1, -2)}
-        fits = {x for x, outputs in turned.items() if self.bias == (*stack, outputs)}
+        shared = [()] * self.may_share_bias
+        fits = {x for x in turned if self.bias in [(*y, turned[x]) for y in (stack, *shared)]}
         for router in () if self.bias else self._routers():
             of_features = {x for x in turned if self.shape[x] in {*router} - {stack[-1]}}
             if stack[-1] in router and OF_MLP.fullmatch(self.place.layer):

@@ -88,6 +88,9 @@ def _attention(p: Parameter) -> Readings:
     reasons = {both[0]: last or (out and first), both[1]: layers}
     if not out and (first or p.bias is None):
         reasons[_heads_first(p)] = first
+    if not any(p.fits_bias(r.axes) for r in reasons):
+        said = tuple(r for r in reasons if reasons[r])  # by the siblings, but not by the bias
+        return _besides(said, _by_bias(p) or _others(p)) if said else ()
     left = _narrowed(tuple(reasons), lambda r: p.fits_bias(r.axes), lambda r: reasons[r])
     if _is_by_size(p) and both[0] in left:
         return both[:1]
@@ -160,9 +163,8 @@ def _convolution(p: Parameter) -> Readings:
     """
     shape, ndim, bias, width = p.shape, p.ndim, p.bias, p.width
     of_equinox = p.output_first and bias == (shape[0],) + (1,) * (ndim - 2) != shape[:-1]
-    # The last of three axes may be the outputs of layers or experts that share a bias.
-    of_bias = bias is not None and len(bias) == 1 and width in shape
-    of_bias = of_bias and (ndim > 3 or (shape.count(width) == 1 and shape[-1] != width))
+    of_bias = bias is not None and len(bias) == 1 and width in shape and not p.may_share_bias
+    of_bias = of_bias and (ndim > 3 or shape.count(width) == 1)
     if not (p.is_named and (of_equinox or of_bias or p.is_convolution)):
         return ()
     ends = (0, 1, ndim - 1, ndim - 2) if p.output_first else (ndim - 1, ndim - 2, 0, 1)
@@ -317,8 +319,9 @@ def _left(p: Parameter, readings: Readings, kept: Readings = ()) -> Readings:
     loose = experts == 1 and p.ndim == 3 and p.role is None
     if loose:
         readings = tuple(r for r in readings if 1 not in r.axes.named)
-    fitting = tuple(r for r in readings if p.fits_bias(r.axes, loose=loose))
-    if all(r.ambiguous and 0 in r.axes.named for r in fitting):  # none is a stack on axis 0
+    fitting = tuple(r for r in readings if p.fits_bias(r.axes, loose=loose, shared=True))
+    shared = p.may_share_bias and len(p.bias or ()) == 1
+    if shared or all(r.ambiguous and 0 in r.axes.named for r in fitting):  # no stack on axis 0
         fitting = _besides(fitting, _by_bias(p))
     return _narrowed(
         fitting or readings,
