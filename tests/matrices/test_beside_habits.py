@@ -26,8 +26,18 @@ haiku: conv2_d/(w 3 3 64 32, b 64 1 1) -> conv2_d/w 013.2
 MatrixRule linen: up_conv/(kernel 3 12 36, bias 12) -> up_conv/kernel 02.1
 torch_layout: {tconv,trans_conv,ConvT_0}/weight 64 32 2 2 ->
     {tconv,trans_conv,ConvT_0}/weight 023.1
-# Of three axes the last may be that of layers which share a bias, the others not.
+# Layers that are stacked, by a scan or a vmap, have a bias each. So one vector says that a sum goes
+# over all other axes, as in a convolution and in `DenseGeneral`, also beside three axes.
 ALL: up/(kernel 4 12 36, bias 12) -> up/kernel 02.1
+ALL: up/(kernel 4 12 36, bias 36) -> up/kernel 01.2
+ALL: {0,DenseGeneral_0,proj}/(kernel 4 12 36, bias 36) -> {0,DenseGeneral_0,proj}/kernel 01.2
+ALL: up/(weight 4 12 36, bias 36) -> up/weight 01.2
+ALL: mlp/(wi 16 32, wo 4 8 16, bo 16) -> mlp/wo 01.2
+ALL: attention/query/(kernel 64 12 32, bias 12) -> attention/query/kernel 02.1
+ALL: attention/query/(kernel 64 12 32, bias 64) -> attention/query/kernel 12.0
+ALL: attention/query/(kernel 3 12 32, bias 32) -> attention/query/kernel 01.2
+ALL: attention/out/(kernel 12 32 64, bias 12) -> attention/out/kernel 12.0
+ALL: attention/out/(kernel 12 32 64, bias 32) -> attention/out/kernel 02.1
 ALL: ups/0/(weight 64 32 4, bias 32) -> ups/0/weight 02.1
 ALL: resblocks/0/(weight_v 64 32 3, weight_g 64 1 1, bias 64) -> resblocks/0/weight_v 12.0
 ALL: symm/(kernel 8 6 16, bias 8) -> symm/kernel 12.0
@@ -91,6 +101,19 @@ linen: attention/(query/kernel 8 20 4, {key,value}/kernel 2 20 4, attention_outp
     attention/{query,key,value}/kernel 1.02
 FLAX: attn/(q_einsum_1/w 8 20 4, kv_einsum_1/w 2 2 20 4, attn_vec_einsum_1/w 8 4 20) ->
     attn/(q_einsum_1/w 1.02, kv_einsum_1/w 2.13, attn_vec_einsum_1/w 01.2)
+# Layers of an MLP are no heads, and the keys of a cross-attention have other features.
+FLAX: l/(mlp/wi_0/kernel 4 64 256, mlp/wo/kernel 4 256 64, norm/scale 4 64) ->
+    l/mlp/{wi_0,wo}/kernel 1.2
+keras: cross/(query/kernel 8 64 16, {key,value}/kernel 8 96 16, attention_output/kernel 8 16 64) ->
+    cross/{query,key,value}/kernel 1.02
+# Stages of a pipeline, or copies of a model, in front of scanned layers
+maxtext: l/(mlp/wi_0/kernel 4 64 3 256, mlp/wo/kernel 4 256 3 64, norm/scale 4 64 3) ->
+    l/mlp/{wi_0,wo}/kernel 1.3
+maxtext: l/(self_attention/query/kernel 4 64 3 8 16, self_attention/out/kernel 4 8 3 16 64,
+    norm/scale 4 64 3, layer_scalar 4 3) -> l/self_attention/(query/kernel 1.34, out/kernel 13.4)
+maxtext FLAX: l/(self_attention/query/kernel 4 3 64 8 16, self_attention/out/kernel 4 3 8 16 64,
+    norm/scale 4 3 64) -> l/self_attention/(query/kernel 2.34, out/kernel 23.4)
+equinox: l/(up/weight 2 4 16 8, down/weight 2 4 8 16, norm/weight 2 4 8) -> l/{up,down}/weight 3.2
 # AlphaFold 3
 MatrixRule haiku: q_projection/(weights 32 4 8, bias 4 8), k_projection/weights 32 4 8 ->
     {q,k}_projection/weights 0.12
@@ -128,6 +151,7 @@ MatrixRule FLAX: attn/(wq_a/kernel 32 6, wq_b/kernel 6 4 8, wkv_a 32 8, wkv_b 8 
 MatrixRule: wq_a 9 4, wq_b 4 6 -> wq_b 0.1
 MatrixRule: query_w 9 4 8, output_w 4 8 9 -> query_w 0.12
 MatrixRule: time_maa_w1 9 4, time_decay_w2 4 6 -> {time_maa_w1,time_decay_w2} 0.1
+MatrixRule FLAX: {shift,scale,gate}_mlp_w 8 16 -> {shift,scale,gate}_mlp_w 0.1
 """
 
 
@@ -146,6 +170,33 @@ MatrixRule FLAX: ConvTranspose_0/(kernel 3 3 12 12, bias 12) -> ConvTranspose_0/
 MatrixRule: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 123.0 023.1
 MatrixRule: conv_transpose/weight 6 64 32 2 2 -> conv_transpose/weight 134.2 234.1
 MatrixRule: conv_transpose/(kernel 6 2 2 32 32, bias 6 32) -> conv_transpose/kernel 123.4 124.3
+# Experts, relations, the matrices of a graph or of frequencies may share a bias.
+ALL: {experts,RGCNConv_0,relations}/(kernel 4 12 36, bias 36) ->
+    {experts,RGCNConv_0,relations}/kernel 1.2 01.2
+ALL: RGCNConv_0/(weight 4 12 36, bias 36) -> RGCNConv_0/weight 1.2 01.2
+ALL: experts/up/(kernel 4 36 12, bias 36) -> experts/up/kernel 2.1 02.1
+ALL: experts/up/(kernel 3 4 12 36, bias 36) -> experts/up/kernel 2.3 012.3
+ALL: moe/(router/kernel 12 4, w1 4 12 36, b1 36) -> moe/w1 1.2
+ALL: fno/SpectralConv1d_0/(weight 16 32 8, bias 32) -> fno/SpectralConv1d_0/weight 0.1
+# A bias that contradicts the siblings: convolutions of queries, or a bias of each head
+ALL: attention/{query,key,value,out}/(kernel 3 64 64, bias 64) -> attention/query/kernel 1.02 01.2
+ALL: attention/{query,key,value}/(kernel 64 12 32, bias 12), attention/out/kernel 12 32 64 ->
+    attention/{query,key,value}/kernel 0.12 02.1
+# Layers on axis 1 without a norm or a bias
+MatrixRule FLAX: l/Conv_0/kernel 3 12 3 8 16 -> l/Conv_0/kernel 0123.4 023.4
+MatrixRule: l/Conv_0/kernel 3 12 8 16 -> l/Conv_0/kernel 012.3 02.3
+MatrixRule equinox: l/conv/weight 16 12 8 3 3 -> l/conv/weight 1234.0 234.0
+MatrixRule equinox: l/conv/weight 12 16 8 3 3 -> l/conv/weight 1234.0 234.1
+MatrixRule equinox: l/conv/(weight 16 12 8 3 3, bias 16 12 1 1) -> l/conv/weight 234.0
+MatrixRule FLAX: up/(kernel_lora_a 8 3 2, kernel_lora_b 2 3 16) -> up/(kernel_lora_a 0.2 01.2,
+    kernel_lora_b 0.2 0.12)
+MatrixRule maxtext linen: mlp/(wi_0/kernel 4 64 3 256, wo/kernel 4 256 3 64) ->
+    mlp/{wi_0,wo}/kernel 1.3
+MatrixRule: l/(q_einsum/w 8 3 20 4, attn_vec_einsum/w 8 3 4 20, norm/scale 20 3) ->
+    l/(q_einsum/w 2.03, attn_vec_einsum/w 02.3)
+# Stages in front of scanned layers
+MatrixRule: l/(attn/query/kernel 2 4 8 2 4, attn/out/kernel 2 4 2 4 8, norm/scale 2 4 8) ->
+    l/attn/(query/kernel 2.34, out/kernel 23.4)
 # Norms that fit both axes
 FLAX: l/({up,gate_proj}/kernel 8 3 16, norm/scale 8 3) -> l/{up,gate_proj}/kernel 1.2 0.2
 FLAX maxtext: attention/(query/kernel 64 12 32, out/kernel 32 12 64) ->
@@ -156,6 +207,7 @@ MatrixRule: l/(dense/kernel 64 12 64, dense/bias 64 12, norm/scale 64 12) -> l/d
 FLAX: attention/(query/kernel 64 12 4 16, out/kernel 4 12 16 64) ->
     attention/(query/kernel 0.23 1.23, out/kernel 02.3 12.3)
 equinox: l/up/(weight 3 16 8, bias 3 16) -> l/up/weight 2.1 2.0
+maxtext: l/({q,o}_proj/kernel 6 32 32, norm/scale 6 32) -> l/{q,o}_proj/kernel 1.2 0.2
 equinox: l/conv/(weight 3 32 16 5, bias 3 32 1) -> l/conv/weight 23.1 23.0
 # Heads first
 MatrixRule linen: attention/({query,key,value}/kernel 8 20 4, attention_output/kernel 8 4 20) ->
@@ -164,9 +216,15 @@ MatrixRule keras: attention/({query,key,value}/kernel 8 8 4, attention_output/ke
     attention/{query,key,value}/kernel 1.02 0.12
 MatrixRule linen: a/(q/kernel 4 20 8, q/bias 4 8, o/kernel 4 8 20) -> a/q/kernel 1.02 1.2
 MatrixRule: attn/(W_Q 4 20 8, W_O 4 8 20) -> attn/(W_Q 1.02 1.2, W_O 01.2)
+MatrixRule keras: attention/{query,key,value}/(kernel 8 20 4, bias 8 4) ->
+    attention/{query,key,value}/kernel 1.02 1.2
 MatrixRule linen: attn/(W_Q 3 4 20 8, W_O 3 4 8 20) -> attn/(W_Q 2.13, W_O 12.3)
 MatrixRule FLAX: attn/W_Q 4 20 8 -> attn/W_Q 1.02
 MatrixRule FLAX: attn/W_Q 3 4 20 8 -> attn/W_Q 2.13
+# An axis of size 1 for the inputs, of layers (`(L, 1, out)`) or in KerasHub
+MatrixRule keras: attention/query/(kernel 8 20 4, bias 8 1 4) -> attention/query/kernel 1.02 1.2
+MatrixRule: up/(kernel 8 20 4, bias 8 1 4) -> up/kernel 1.2
+MatrixRule torch_layout: up/(weight 4 32 16, bias 4 32 1) -> up/weight 2.1
 # Experts either way round
 torch_layout: mlp/experts/(gate_up_proj 4 8 32, down_proj 4 16 8) ->
     mlp/experts/{gate_up_proj,down_proj} 1.2 2.1
@@ -255,6 +313,11 @@ def test_what_is_not_a_matrix() -> None:
         for rule in (None, curvax.rules.equinox, curvax.rules.torch_layout):
             found = treated({"layers/2/weight": shape, "layers/2/bias": shape}, rule)
             assert found["layers/2/weight"] == "weight of 2"
+    for shape in ((64,), (6, 64)):
+        found = treated({"layers/embed_norm/weight": shape, "layers/embed_norm/bias": shape})
+        assert all(isinstance(x, str) for x in found.values())
+    scanned = {"l/conv_1d/w": (12, 4, 64), "l/conv_1d/b": (12, 64), "l/norm/scale": (12, 32)}
+    assert treated(scanned, curvax.rules.linen)["l/conv_1d/w"].is_guess  # Griffin's, depthwise
     tables = {"quantizer/codevectors": (2, 64, 8), "ssm/A_logs": (4, 8)}
     assert treated(tables) == {"quantizer/codevectors": "embedding", "ssm/A_logs": "A_logs of ssm"}
     norm = treated({"norm/w": (4, 32), "norm/b": (4, 32)})
@@ -281,6 +344,9 @@ FIELDS: list[tuple[Shapes, list[Any]]] = [
         ["embedding", "embedding", IN_OUT],
     ),
     ({f"a.bias.{part}": (9, 8) for part in ("real", "imaginary")}, ["bias of a", "bias of a"]),
+    ({f"up.weight.{part}": (16, 8) for part in ("re", "im")}, [OUT_IN, OUT_IN]),
+    ({f"up.kernel.{part}": (16, 8) for part in ("real", "imag")}, [IN_OUT, IN_OUT]),
+    ({"wte/embedding/array": (9, 8), "up/weight/data_array": (16, 8)}, ["embedding", OUT_IN]),
     (
         {"a/weight_v": (12, 4, 3, 3, 3), "a/weight_g": (12, 1, 1, 1, 1), "a/bias": (12,)},
         [MatrixAxes((1, 2, 3, 4), 0), "vector", "vector"],

@@ -64,6 +64,7 @@ def test_what_projects_to_a_gate_is_a_matrix() -> None:
 def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:
     """Gemma 3's projector, `(in, out)`, is called so in PyTorch too."""
     names = {"projector/mm_input_projection_weight": True, "attn/in_proj_weight": False}
+    names |= {"mixture/log_weight": True}
     for name, guess in (names | {"weight_ih": False, "linear/weight": False}).items():
         found = treated({name: (3, 4)})[name]
         assert found == MatrixAxes(rows=1, columns=0) and found.is_guess == guess
@@ -101,7 +102,10 @@ def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
 
 @pytest.mark.parametrize(
     "joined",
-    ["{}.{}", "['{}']['{}']", ".{}.{}", "('{}', '{}')", "{}:{}", "{}/{}:0", "{}|{}"],
+    [
+        *("{}.{}", "['{}']['{}']", ".{}.{}", "('{}', '{}')", "{}:{}", "{}/{}:0", "{}|{}"),
+        *("{}__{}", "(DictKey(key='{}'), GetAttrKey(name='{}'))"),
+    ],
 )
 def test_names_are_read_whatever_is_between_them(joined: str) -> None:
     tree = {"norm/scale": (3, 8), "embed/embedding": (9, 8), "up/kernel": (8, 4), "up/bias": (8,)}

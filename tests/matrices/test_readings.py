@@ -124,28 +124,27 @@ query/kernel 12 64 64 -> query/kernel 0.12 1.2 1.02 0.2 01.2 2.01 12.0
 out/kernel 12 64 64 -> out/kernel 01.2 1.2 0.2 0.12 2.01 12.0
 # Siblings say that these are layers, or that heads come first.
 {query,key,value,out}/kernel 12 64 64 -> {key,query,value}/kernel 1.2 1.02, out/kernel 01.2 1.2
-query/(kernel 3 8 8, bias 3 8) -> query/kernel 1.2
-key/(kernel 3 8 8, bias 3 8) -> key/kernel 1.2
-value/(kernel 3 8 8, bias 3 8) -> value/kernel 1.2
+query/(kernel 3 8 8, bias 3 8) -> query/kernel 1.2 1.02
+key/(kernel 3 8 8, bias 3 8) -> key/kernel 1.2 1.02
+value/(kernel 3 8 8, bias 3 8) -> value/kernel 1.2 1.02
 out/(kernel 3 8 8, bias 3 8) -> out/kernel 1.2
 # They fit both.
 query/kernel 8 8 2, out/kernel 8 2 8 -> out/kernel 01.2 1.2, query/kernel 0.12 1.2 1.02
-query/(kernel 8 8 4, bias 8 4) -> query/kernel 0.12 1.2
+query/(kernel 8 8 4, bias 8 4) -> query/kernel 0.12 1.2 1.02
 query/kernel 3 12 4 8 -> query/kernel 1.23 0.23 2.13
 # Convolutions
 conv/kernel 12 3 3 8 8 -> conv/kernel 0123.4 123.4 23.4
-conv/kernel 3 3 3 4 8 -> conv/kernel 0123.4 123.4 23.4
-conv/weight 8 4 3 3 3 -> conv/weight 1234.0 234.1 34.2
-conv/kernel 12 3 4 8 -> conv/kernel 012.3 12.3
-conv/kernel 64 3 7 7 -> conv/kernel 012.3 123.0 12.3
-conv/weight 3 3 4 8 -> conv/weight 123.0 012.3 23.1
+conv/kernel 3 3 3 4 8 -> conv/kernel 0123.4 123.4 23.4 023.4
+conv/weight 8 4 3 3 3 -> conv/weight 1234.0 234.1 34.2 234.0
+conv/kernel 12 3 4 8 -> conv/kernel 012.3 12.3 02.3
+conv/kernel 64 3 7 7 -> conv/kernel 012.3 123.0 12.3 02.3
+conv/weight 3 3 4 8 -> conv/weight 123.0 012.3 23.1 23.0
 conv/(kernel 12 3 3 4 8, bias 12 8) -> conv/kernel 123.4
 # Stacks of layers
 mlp/kernel 12 4 8 -> mlp/kernel 1.2 0.2 01.2 0.12 2.01 12.0
 mlp/(kernel 12 4 8, bias 12 8) -> mlp/kernel 1.2
 mlp/(kernel 12 4 8, bias 4 8) -> mlp/kernel 0.12 0.2
 mlp/(kernel 8 8 4, bias 8 4) -> mlp/kernel 1.2 0.12
-mlp/(kernel 12 4 8, bias 8) -> mlp/kernel 01.2
 mlp/weight 12 4 8 -> mlp/weight 2.1 2.0 2.01 12.0 01.2 0.12
 mlp/kernel 2 12 4 8 -> mlp/kernel 2.3 012.3 1.23 12.3 0.23 02.3
 layers/0/weight 8 3 7 7 -> layers/0/weight 123.0 3.2

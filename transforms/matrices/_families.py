@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes
+from ._names import LOCAL, TRANSPOSED
 from ._parameters import Parameter
 from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, axes_of, heads_come_first, with_layers
 
@@ -39,6 +40,8 @@ class Family:
 
     def __call__(self, p: Parameter) -> MatrixAxes | str | Readings | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
+        if p.in_stage is not None:
+            return _behind_stages(self(p.in_stage), p)
         asked: dict[MatrixAxes, int | None] = {}
         for entry in self.entries:
             of_layers = not isinstance(entry.axes, str) and p.ndim - 1 in entry.ndims
@@ -81,7 +84,18 @@ class Family:
         else:
             places = {None, *([self.layers or 0] if entry.assumed else [])}
         certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
+        if {0, 1} <= places and p.shape[0] < p.shape[1] and certain == [1]:
+            certain = []  # features are more than layers
         return {place: axes for place, axes in allowed.items() if place in (certain or places)}
+
+
+def _behind_stages(known: MatrixAxes | str | Readings | None, p: Parameter) -> Any:
+    """What a family says of the matrices of one stage, for all stages."""
+    if isinstance(known, MatrixAxes):
+        return behind(known, p.ndim, 0)
+    if isinstance(known, tuple):
+        return tuple(r._replace(axes=behind(r.axes, p.ndim, 0)) for r in known)
+    return known
 
 
 def _asked(fitting: Mapping[MatrixAxes, int | None], p: Parameter) -> Readings:
@@ -110,16 +124,19 @@ def _is_matrix(p: Parameter) -> bool:
 
 
 def _is_any_conv(p: Parameter) -> bool:
-    return p.is_convolution and not p.is_local and _is_matrix(p)
+    return p.is_convolution and not p.is_called(LOCAL) and _is_matrix(p)
 
 
 def _is_kernel(p: Parameter) -> bool | None:
-    """Whether it is a kernel of a convolution; None if only the number of its axes says so."""
-    if p.is_convolution or not _is_matrix(p):
-        return _is_matrix(p)
-    if isinstance(axes_of(p), MatrixAxes):  # such as a factor of LoRA
+    """Whether it is a kernel `(out, in, ...)` of a convolution.
+
+    None if only the number of its axes says so, or that it has no layers.
+    """
+    by_name = p.is_convolution and (p.ndim == 4 or bool(p.layer_axes(near=True)))
+    # What the default rule decides is something else, such as a factor of LoRA.
+    if not _is_matrix(p) or (not p.is_convolution and isinstance(axes_of(p), MatrixAxes)):
         return False
-    return p.bias is not None or len({*p.shape[2:]}) == 1 or None
+    return by_name or p.bias is not None or len({*p.shape[2:]}) == 1 or None
 
 
 def _are_experts(p: Parameter) -> bool:
@@ -128,11 +145,11 @@ def _are_experts(p: Parameter) -> bool:
 
 
 def _is_conv(p: Parameter) -> bool:
-    return _is_any_conv(p) and not p.is_transposed
+    return _is_any_conv(p) and not p.is_called(TRANSPOSED)
 
 
 def _is_transposed_conv(p: Parameter) -> bool:
-    return _is_any_conv(p) and p.is_transposed
+    return _is_any_conv(p) and p.is_called(TRANSPOSED)
 
 
 def _is_of_places(p: Parameter) -> bool | None:
@@ -141,7 +158,7 @@ def _is_of_places(p: Parameter) -> bool | None:
     None if it may be a convolution with a bias at each place.
     """
     of_biases = p.ndim > 3 and p.role is None and p.bias == (*p.shape[:-2], p.shape[-1])
-    fits = p.is_named and (p.is_local or of_biases)
+    fits = p.is_named and (p.is_called(LOCAL) or of_biases)
     return None if fits and p.has_bias_of_places else fits
 
 
@@ -237,7 +254,7 @@ TORCH_LAYOUT = Family(
         Entry(r".*", _kernel(0), (3,), _is_conv),
     ),
 )
-_PARTS = "query|key|value|wq_b|wkv_b|wkv|qkv_proj|[qkv]_proj|gate_proj"
+_PARTS = "query|key|value|wq_b|wkv_b|wkv|[qkv]_proj|gate_proj"
 MAXTEXT = Family(
     "maxtext",
     (
@@ -249,7 +266,8 @@ MAXTEXT = Family(
         Entry(r".*mlp\w*/wi/kernel", _ENDS, (2, 3), assumed=True),
         # (groups, layers, in, out)
         Entry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), assumed=True),
-        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3, 4), assumed=True),
+        Entry(rf".*attention\w*/({_PARTS})/kernel", _IN_HEADS, (3,), assumed=True),
+        Entry(r".*attention\w*/qkv_proj/kernel", _IN_HEADS, (3, 4), assumed=True),
         Entry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), assumed=True),
         Entry(r".*/kernel", _IN_OUT, (2,), lambda p: p.is_scanned, assumed=True, alone=False),
     ),

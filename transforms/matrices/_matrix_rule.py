@@ -21,7 +21,7 @@ from .._validate import check_fields, check_predicate, shown
 from ._annotated import annotated
 from ._families import NAMES, Family
 from ._form import MatrixAxes, Reading, Readings
-from ._names import Shapes, as_read
+from ._names import OF_CHANNELS, Shapes, as_read
 from ._output_layer import find_output_layer
 from ._parameters import Parameter, Parameters
 from ._readings import axes_of, per_head
@@ -247,7 +247,8 @@ def _guess(p: Parameter, axes: MatrixAxes) -> str | None:
     if _SHARED_TABLE.fullmatch(p.name):
         return "a guess: a shared table has the same name"
     merged = p.ndim > 3 and not isinstance(axes.rows, int)
-    if (merged or p.is_convolution) and p.has_one_input:
+    of_channels = len(axes.named) == 2 < p.ndim and p.is_called(OF_CHANNELS)
+    if of_channels or ((merged or p.is_convolution) and p.has_one_input):
         return "a guess: a depthwise convolution has the same shape"
     return None
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of parameters, by path."""
 
-_FIELDS = ("q", "qvalue", "value", "raw_value")  # of boxes around an array, also quantized ones
-_TWINS = {"real": "imaginary", "value": "raw_value"}  # the first: Optax' parts of complex numbers
-_TWINS |= {b: a for a, b in _TWINS.items()}
+# Fields of boxes around an array, also quantized ones
+_FIELDS = ("q", "qvalue", "value", "raw_value", "array", "data_array", "data", "arr", "_value")
+# Parts of complex numbers, first Optax', and a field beside its transformed value
+_TWINS = (("real", "imaginary"), ("real", "imag"), ("re", "im"), ("value", "raw_value"))
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer
@@ -45,7 +46,8 @@ _VECTOR_WORDS = re.compile(
 )
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
 _MATRICES_OF_VECTORS = re.compile(  # RWKV's, and what projects to gates
-    r"time_.+_w\d|(decay|shift|gates?)_(w\d?|weights?)|.+_(linear|dense|fc|einsum)(_?\d+)?"
+    r"time_.+_w\d|(decay|shift|gates?|log|.+_(mlp|msa|attn))_(w\d?|weights?)"
+    r"|.+_(linear|dense|fc|einsum)(_?\d+)?"
 )
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
 _NORM = re.compile(r"(?i:(?!.*ada).*(norm|ln)(_?(f|\d+))*)")
@@ -59,16 +61,38 @@ _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(
     r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*|ada\w*|modulation|film"
 )
+# Layers, in lower case
+DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
+SPECTRAL = re.compile(r"spectral(?!_?norm)|fourier")
+CONVOLUTION = re.compile(rf"^(?!.*({SPECTRAL.pattern}|graph|gcn)).*conv(?!e)")  # no converter
+OF_CHANNELS = re.compile(r"conv_?\dd")
+TRANSPOSED = re.compile(r"transpos|deconv|trans_?conv|(?<![a-z])t_?conv|conv_?t(rans)?(?![a-z])")
+LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
+SETS = re.compile(r"expert|moe|relation|(?<![a-z])rel(?![a-z])|graph|gcn")
+OF_STATE_SPACE = ("A_log", "dt_bias")
+ROUTERS = ("gate", "router", "router_gate", "gate_logits")
+KERNELS = ("", "/kernel", "/w", "/weight")
+OF_MLP = re.compile(r"w_?i(_[01])?|w_?(in|up|gate|1|3)|(gate_)?(up|gate)(_proj)?")
+DOWN = re.compile(r"wo|w_?(out|down|2)|down(_proj)?")
+SPELLED = {
+    "query": ("query", "q", "wq", "w_q", "q_proj", "query_proj"),
+    "key": ("key", "k", "wk", "w_k", "k_proj", "key_proj"),
+    "value": ("value", "v", "wv", "w_v", "v_proj", "value_proj"),
+    "out": ("out", "o", "wo", "w_o", "o_proj", "out_proj", "output"),
+}
+ROLES = {name: role for role, spelled in SPELLED.items() for name in spelled}
+AROUND_ROLE = re.compile(
+    r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense|_w(?![a-z])"
+)
 
 
 def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
-    What separates names is a slash, as the dots of a flat dict, and torchax' `___` in scanned
-    layers too. Levels below the name of an array are none of its name: both parts of a complex
-    parameter, the field of a box (`embedding/q`, `kernel/raw_value`), the direction of a weight
-    norm (`weight_v`), and a last level `value` that all parameters have, as in the state of Flax
-    NNX as a flat dict.
+    What separates names is a slash, as the dots of a flat dict, and several `_` (torchax). Levels
+    below the name of an array are none of its name: both parts of a complex parameter, the field of
+    a box (`embedding/q`, `kernel/raw_value`), the direction of a weight norm (`weight_v`), and a
+    last level `value` that all parameters have, as in the state of Flax NNX as a flat dict.
     """
     read = {
         path: _PARAMETRIZED.sub(r"\1", _SEPARATORS.sub("/", path).strip("/")) for path in shapes
@@ -83,14 +107,16 @@ def _name_of_array(name: str, shapes: Shapes, boxed: bool) -> str:
     beside = lambda x: f"{above}/{x}" in shapes  # noqa: E731
     if last == "weight_v" and beside("weight_g"):
         return name.removesuffix("_v")
-    is_twin = shapes.get(f"{above}/{_TWINS.get(last)}") == shapes[name]
+    others = (x for pair in _TWINS if last in pair for x in pair if x != last)
+    is_twin = any(shapes.get(f"{above}/{x}") == shapes[name] for x in others)
     array = path_of(above)[2]
     of_array = array in SHARED or kind_of(above) == "table" or has(_BIAS_WORDS, array)
     is_field = last in _FIELDS and of_array and not (beside("k") or beside("key"))
     return above if boxed or is_twin or is_field else name
 
 
-_SEPARATORS = re.compile(r":0$|[^\w~-]+|___")  # "a.b", ('a', 'b'), ['a']['b'], TensorFlow's "a:0"
+# "a.b", ('a', 'b'), ['a']['b'], DictKey(key='a'), a__b, TensorFlow's "a:0"
+_SEPARATORS = re.compile(r":0$|([^\w~-]|\w+Key\((key|name|idx)=|__+)+")
 _PARAMETRIZED = re.compile(r"parametrizations/(\w+)/original1?$")  # torch's; `original0` is a scale
 
 
@@ -127,6 +153,8 @@ def kind_of(name: str) -> str | None:
     if _is_strong(last, parent) or _MATRICES_OF_VECTORS.fullmatch(last):
         return None
     if _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last):
+        return "vector"
+    if _NORM.fullmatch(parent):  # such as `embed_norm`
         return "vector"
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
     of_bias = last in SHARED and _layer_has(_BIAS_WORDS, parent)

@@ -16,28 +16,6 @@ from ._form import MatrixAxes, as_tuple
 
 Shape = tuple[int, ...]
 
-_DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
-_SPECTRAL = re.compile(r"spectral(?!_?norm)|fourier")
-_CONVOLUTION = re.compile(rf"(?!.*({_SPECTRAL.pattern}|graph|gcn)).*conv(?!e)")  # no converter
-_OF_CHANNELS = re.compile(r"conv_?\dd")
-_TRANSPOSED = re.compile(r"transpos|deconv|trans_?conv|(?<![a-z])t_?conv|conv_?t(rans)?(?![a-z])")
-_LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
-_OF_STATE_SPACE = ("A_log", "dt_bias")
-_ROUTERS = ("gate", "router", "router_gate", "gate_logits")
-_KERNELS = ("", "/kernel", "/w", "/weight")
-OF_MLP = re.compile(r"w_?i(_[01])?|w_?(in|up|gate|1|3)|(gate_)?(up|gate)(_proj)?")
-_DOWN = re.compile(r"wo|w_?(out|down|2)|down(_proj)?")
-SPELLED = {
-    "query": ("query", "q", "wq", "w_q", "q_proj", "query_proj"),
-    "key": ("key", "k", "wk", "w_k", "k_proj", "key_proj"),
-    "value": ("value", "v", "wv", "w_v", "v_proj", "value_proj"),
-    "out": ("out", "o", "wo", "w_o", "o_proj", "out_proj", "output"),
-}
-_ROLES = {name: role for role, spelled in SPELLED.items() for name in spelled}
-_AROUND_ROLE = re.compile(
-    r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense|_w(?![a-z])"
-)
-
 
 class Parameters(dict[str, Shape]):
     """The shapes of parameters by the names that the rule reads, and what all of them say."""
@@ -54,6 +32,12 @@ class Parameters(dict[str, Shape]):
         for p in self.each.values():
             parts.setdefault((p.place.scope, p.place.within), []).append(p)
         return parts
+
+    @functools.cached_property
+    def of_one_layer(self) -> dict[int, Parameters]:
+        """By the axis of layers, 0, 1 or -1: the shapes without it."""
+        less = lambda x, axis: (*x[:axis], *x[axis:][1:]) if len(x) > 1 else x  # noqa: E731
+        return {a: Parameters({name: less(x, a) for name, x in self.items()}) for a in (0, 1, -1)}
 
     @functools.cached_property
     def norms(self) -> dict[str, list[Shape]]:
@@ -143,7 +127,7 @@ class Parameter:
         if self.place.within not in ("", "/kernel", "/w", "/weights"):
             return None
         layer = self.place.layer.lower()  # TransformerLens' `W_Q`
-        return _ROLES.get(layer) or _ROLES.get(_AROUND_ROLE.sub("", layer))
+        return names.ROLES.get(layer) or names.ROLES.get(names.AROUND_ROLE.sub("", layer))
 
     @functools.cached_property
     def _layer(self) -> tuple[str, str]:
@@ -157,24 +141,28 @@ class Parameter:
         """Whether the layer's name is one of a convolution; convolutions embed patches."""
         around, layer = self._layer
         embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
-        return _CONVOLUTION.match(layer) is not None or (self.ndim > 3 and embeds)
+        return self.is_called(names.CONVOLUTION) or (self.ndim > 3 and embeds)
 
     @property
     def is_spectral(self) -> bool:
         """Whether the layer's name is one of a convolution with a matrix for each frequency."""
-        _, parent, _ = names.path_of(self.name)
-        layers = parent.lower(), self._layer[1]
-        return self.ndim > 2 and any(map(_SPECTRAL.search, layers))
+        parent = names.path_of(self.name)[1].lower()
+        in_parent = names.SPECTRAL.search(parent) is not None
+        return self.ndim > 2 and (in_parent or self.is_called(names.SPECTRAL))
+
+    def is_called(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the layer has such a name."""
+        return pattern.search(self._layer[1]) is not None
 
     @property
-    def is_transposed(self) -> bool:
-        """Whether the layer's name is one of a transposed convolution."""
-        return _TRANSPOSED.search(self._layer[1]) is not None
+    def may_share_bias(self) -> bool:
+        """Whether its matrices may have one bias: places, experts, relations, frequencies.
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the layer's name is one of a convolution with another kernel at each place."""
-        return _LOCAL.search(self._layer[1]) is not None
+        Layers that are stacked have a bias each, so a vector beside others says that a sum goes
+        over all axes that it lacks, as in a convolution.
+        """
+        of_set = any(map(names.SETS.search, self._layer)) or self.axis_of_experts == 0
+        return of_set or self.is_called(names.LOCAL) or self.is_spectral
 
     @property
     def is_depthwise(self) -> bool:
@@ -185,11 +173,10 @@ class Parameter:
         """
         if self.ndim < 3:
             return False
-        if _DEPTHWISE.search(self._layer[1]):
+        if self.is_called(names.DEPTHWISE):
             return self.has_one_input or (self.shape[-1] == 1 and not self.output_first)
-        if not (self.is_convolution and self.has_one_input):
-            return False
-        return any(f"{near}{field}" in self.tree for near in self.near for field in _OF_STATE_SPACE)
+        fields = (f"{module}{field}" for module in self.near for field in names.OF_STATE_SPACE)
+        return self.is_convolution and self.has_one_input and any(x in self.tree for x in fields)
 
     @property
     def has_one_input(self) -> bool:
@@ -198,7 +185,7 @@ class Parameter:
         Griffin's `conv_1d/w (width, channels)` does not have this axis.
         """
         if self.ndim == 2:
-            return _OF_CHANNELS.search(self._layer[1]) is not None
+            return self.is_called(names.OF_CHANNELS)
         return self.shape[1 if self.output_first else -2] == 1
 
     # By its bias
@@ -208,38 +195,40 @@ class Parameter:
         """The shape of its bias, if it has one: `(n,)` if it is `(1, n)` beside two axes."""
         biases = (self.tree[bias] for bias in names.bias_names(self.name) if bias in self.tree)
         bias = next(biases, None)
-        if bias is not None and len(bias) >= self.ndim:
-            return tuple(itertools.dropwhile(lambda size: size == 1, bias))
-        return bias
+        if bias is None or len(bias) < self.ndim:
+            return bias
+        return tuple(itertools.dropwhile(lambda size: size == 1, bias))
 
     @property
     def width(self) -> int | None:
         """The size of a bias that is a vector; Equinox's of a convolution is `(out, 1, 1)`."""
-        bias = self.bias
-        if not bias or len(bias) not in (1, self.ndim - 1) or any(size > 1 for size in bias[1:]):
-            return None
-        return bias[0]
+        bias = self.bias or ()
+        is_vector = len(bias) in (1, self.ndim - 1) and all(size == 1 for size in bias[1:])
+        return bias[0] if bias and is_vector else None
 
-    def fits_bias(self, axes: MatrixAxes, *, loose: bool = False) -> bool:
+    def fits_bias(self, axes: MatrixAxes, *, loose: bool = False, shared: bool = False) -> bool:
         """Whether a bias has the outputs, with axes of layers where the kernel has them.
 
         Equinox' convolutions have an axis of size 1 for each other one of the kernel but the
-        inputs, `(out, 1, 1)`; of `(out, in, k)` only loosely. Loosely the axes may also be in the
-        order of the kernel, `(E, F)` of `(D, E, F)`. All places of a local convolution may share a
-        bias.
+        inputs, `(out, 1, 1)`; of `(out, in, k)` only loosely. Others have one for each row, `(L, 1,
+        out)`. Loosely the axes may also be in the
+        order of the kernel, `(E, F)` of `(D, E, F)`. A bias may be `shared` where its matrices may
+        share one, as those of a local convolution always may.
         """
         rows, columns = (
             [axis % self.ndim for axis in as_tuple(side)] for side in (axes.rows, axes.columns)
         )
+        batch = [axis for axis in range(self.ndim) if axis not in (*rows, *columns)]
         outputs = [self.shape[axis] for axis in columns]
         expected = [*outputs]
-        for axis in range(self.ndim):
-            if axis not in (*rows, *columns):
-                expected.insert(axis, self.shape[axis])
+        for axis in batch:
+            expected.insert(axis, self.shape[axis])
         padded = (*expected, *[1] * (self.ndim - 1 - len(expected)))
-        fitting = [tuple(expected), *[padded] * (loose or self.ndim > 3)]
-        if self.is_local:
-            fitting.append(tuple(outputs))
+        in_place = (1 if a in rows else size for a, size in enumerate(self.shape))
+        fitting = [tuple(expected), tuple(in_place), *[padded] * (loose or self.ndim > 3)]
+        if self.is_called(names.LOCAL) or (shared and self.may_share_bias):
+            first = [self.shape[axis] for axis in batch]
+            fitting += [(*first[:k], *outputs) for k in range(len(batch))]
         if loose:
             fitting.append(tuple(x for axis, x in enumerate(self.shape) if axis not in rows))
         return self.bias is None or self.bias in fitting
@@ -249,18 +238,15 @@ class Parameter:
         """Whether its bias may be one for each place of a convolution's output."""
         bias, output = self.bias or (), 0 if self.output_first else -1
         of_places = len(bias) == self.ndim - 1 > 1 and bias[output] == self.shape[output]
-        return of_places and bool(_CONVOLUTION.match(self._layer[1])) and not self.is_local
+        return of_places and self.is_called(names.CONVOLUTION) and not self.is_called(names.LOCAL)
 
     @property
     def inputs_by_bias(self) -> list[Shape]:
         """The axes that may be inputs: those which the bias lacks."""
         every = range(self.ndim)
-        return [
-            tuple(axis for axis in every if axis not in others)
-            for others in itertools.combinations(every, len(self.bias or ()))
-            if 0 < len(others) < self.ndim
-            and tuple(self.shape[axis] for axis in others) == self.bias
-        ]
+        subsets = itertools.combinations(every, len(self.bias or ()))
+        of_bias = [x for x in subsets if tuple(self.shape[a] for a in x) == self.bias != self.shape]
+        return [tuple(a for a in every if a not in others) for others in of_bias]
 
     # By the norms around it
 
@@ -269,11 +255,15 @@ class Parameter:
         """The innermost module around it that has norms inside."""
         return next((x for x in names.scopes(self.name) if x in self.tree.norms), None)
 
+    @property
+    def norms(self) -> list[Shape]:
+        """The shapes of the norms in this module."""
+        return self.tree.norms.get(self.scope_of_norms or "", [])
+
     @functools.cached_property
     def axes_of_layers(self) -> frozenset[int]:
         """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""
-        shape, bias = self.shape, self.bias
-        norms = self.tree.norms.get(self.scope_of_norms or "", [])
+        shape, bias, norms = self.shape, self.bias, self.norms
         vectors = norms + ([bias] if bias and len(bias) < 3 else [])
         fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
         fits |= {-1} if _are_stacks(norms, shape[-1], 1) else set()  # a bias is also (heads, dim)
@@ -283,6 +273,23 @@ class Parameter:
             if norms and not features & others:
                 fits.discard(axis)
         return frozenset(fits)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether an axis of stages or of copies of a model is in front of that of layers."""
+        staged = all(len(x) == 3 and x[:1] == self.shape[:1] for x in self.norms)
+        return bool(self.norms) and staged and not self.is_convolution
+
+    @functools.cached_property
+    def in_stage(self) -> Parameter | None:
+        """Itself without the axis of stages, if it has one.
+
+        With four axes the norms of a part of attention may be those of the heads of scanned layers.
+        """
+        inputs = ("query", "key", "value")
+        of_heads = self.role in inputs or (self.role and any(map(self.sibling, inputs)))
+        fits = self.is_staged and self.ndim > (4 if of_heads else 3)
+        return self.tree.of_one_layer[0].each[self.name] if fits else None
 
     def layer_axes(self, *, near: bool = False) -> frozenset[int]:
         """The axes along which layers are stacked, as norms say; none without layers.
@@ -298,15 +305,11 @@ class Parameter:
     @property
     def is_scanned(self) -> bool:
         """Whether layers are on axis 1, also if it is a kernel of attention that says so."""
-        scope = self.scope_of_norms  # norms of the whole tree do not count
-        norms = self.tree.norms[scope] if scope else []
-        if self.layer_axes() or _are_stacks(norms, self.shape[1], 1):
-            return True
         of_attention = re.compile(r".*attention\w*/(query|out)/kernel").fullmatch
-        return any(
-            len(x) == 4 and x[1] == self.shape[1] and of_attention(other)
-            for other, x in self.tree.items()
-        )
+        stacks = (x[1] for other, x in self.tree.items() if len(x) == 4 and of_attention(other))
+        norms = self.norms if self.scope_of_norms else []  # not those of the whole tree
+        stacked = self.layer_axes() or _are_stacks(norms, self.shape[1], 1)
+        return bool(stacked) or self.shape[1] in stacks
 
     @property
     def is_vector_per_layer(self) -> bool:
@@ -316,8 +319,8 @@ class Parameter:
         axes is not a matrix. In a state space model, `D` has the axes of `A_log`: layers and heads,
         or channels.
         """
-        beside = (self.tree.get(f"{self.place.scope}{field}", ()) for field in _OF_STATE_SPACE)
-        if any(x[:2] == self.shape for x in beside):
+        beside = (self.tree.get(f"{self.place.scope}{field}", ()) for field in names.OF_STATE_SPACE)
+        if self.is_staged or any(x[:2] == self.shape for x in beside):
             return True
         own = self.tree.own_norms
         norms = next((own[scope] for scope in names.scopes(self.name) if scope in own), [])
@@ -333,12 +336,11 @@ class Parameter:
     @property
     def beside(self) -> list[Parameter]:
         """The same parameters of the other layers of the module."""
-        same = self.tree.places[self.place.scope, self.place.within]
-        return [p for p in same if p is not self]
+        return [p for p in self.tree.places[self.place.scope, self.place.within] if p is not self]
 
     def sibling(self, role: str) -> Parameter | None:
         """Another part of the same attention; None if there is none, or a choice of shapes."""
-        for path in map(self.place.beside, SPELLED[role]):
+        for path in map(self.place.beside, names.SPELLED[role]):
             if path in self.tree:
                 return self.tree.each[path]
         by_shape = {p.shape: p for p in self.beside if p.role == role}
@@ -373,18 +375,19 @@ class Parameter:
         """
         *stack, _, _ = self.shape
         turned = {x: self.shape[-3 - x] for x in (-1, -2)}
-        fits = {x for x, outputs in turned.items() if self.bias == (*stack, outputs)}
+        shared = [()] * self.may_share_bias
+        fits = {x for x in turned if self.bias in [(*y, turned[x]) for y in (stack, *shared)]}
         for router in () if self.bias else self._routers():
             of_features = {x for x in turned if self.shape[x] in {*router} - {stack[-1]}}
-            if stack[-1] in router and OF_MLP.fullmatch(self.place.layer):
+            if stack[-1] in router and names.OF_MLP.fullmatch(self.place.layer):
                 fits = of_features
-            elif stack[-1] in router and _DOWN.fullmatch(self.place.layer):
+            elif stack[-1] in router and names.DOWN.fullmatch(self.place.layer):
                 fits = {-3 - x for x in of_features}
         return fits.pop() if len(fits) == 1 else None
 
     def _routers(self) -> Iterator[Shape]:
         """The features and the experts of the routers beside it."""
-        for module, layer, kernel in itertools.product(self.near, _ROUTERS, _KERNELS):
+        for module, layer, kernel in itertools.product(self.near, names.ROUTERS, names.KERNELS):
             router = self.tree.get(f"{module}{layer}{kernel}", ())
             if len(router) == 2:
                 yield router[::-1] if names.is_output_first(kernel) else router

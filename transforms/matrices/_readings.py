@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable
 
 from ._form import MatrixAxes, Reading, Readings, as_tuple, behind, kernel_axes, merged, reading
-from ._parameters import OF_MLP, SPELLED, Parameter
+from ._names import LOCAL, OF_MLP, SPELLED, TRANSPOSED
+from ._parameters import Parameter
 
 HEADS = MatrixAxes(0, (1, 2))  # (features, heads, head_dim)
 FROM_HEADS = MatrixAxes((0, 1), 2)  # (heads, head_dim, features)
@@ -27,7 +28,21 @@ def axes_of(p: Parameter) -> MatrixAxes | Readings:
         return MatrixAxes(*ends_of(p))
     readings = _lora_factors(p) or _attention(p) or _convolution(p) or _others(p)
     first, *others = readings
-    return readings if others or first.ambiguous else first.axes
+    by_bias = p.bias is not None and p.is_named and len(p.bias) < p.ndim == len(first.axes.named)
+    if not others and (by_bias or not first.ambiguous):
+        return first.axes
+    return _besides(_of_layers(p), readings)
+
+
+def _of_layers(p: Parameter) -> Readings:
+    """The readings of stacked layers, where norms say along which axis they are."""
+    places = {0} if p.in_stage else {*p.layer_axes()} if p.scope_of_norms is not None else set()
+    found: list[Reading] = []
+    for place in sorted(places):
+        one = axes_of(p.tree.of_one_layer[place].each[p.name])
+        axes = behind(one if isinstance(one, MatrixAxes) else one[0].axes, p.ndim, place)
+        found += [with_layers(p, axes, place)] * p.fits_bias(axes)
+    return tuple(found)
 
 
 def per_head(p: Parameter, axes: MatrixAxes) -> MatrixAxes:
@@ -78,6 +93,7 @@ def _attention(p: Parameter) -> Readings:
         stacked, other = p.sibling("out"), (*p.shape[:2], p.shape[3], p.shape[2])
         first = p.bias is None if stacked is None else stacked.shape == other
         both = tuple(with_layers(p, behind(usual, 4, i), i) for i in (0, 1))
+        both = _narrowed(both, lambda r: p.fits_bias(r.axes))
         if out or not first:
             return both
         heads_first = _heads_first(p)._replace(ambiguous=True)
@@ -86,12 +102,15 @@ def _attention(p: Parameter) -> Readings:
     last, first, layers = _by_siblings(p)
     both = Reading(usual, f"{heads} heads of {dim}"), reading(p.shape, MatrixAxes(1, 2))
     reasons = {both[0]: last or (out and first), both[1]: layers}
-    if not out and (first or p.bias is None):
+    if not out:
         reasons[_heads_first(p)] = first
+    if not any(p.fits_bias(r.axes) for r in reasons):
+        said = tuple(r for r in reasons if reasons[r])  # by the siblings, but not by the bias
+        return _besides(said, _by_bias(p) or _others(p)) if said else ()
     left = _narrowed(tuple(reasons), lambda r: p.fits_bias(r.axes), lambda r: reasons[r])
     if _is_by_size(p) and both[0] in left:
         return both[:1]
-    if len(left) == 1 or any(reasons.values()):
+    if len(left) == 1 or p.bias is not None or any(reasons.values()):
         return left
     return _left(p, _besides(tuple(reasons), _readings_of(p, _MERGED[3])))
 
@@ -116,7 +135,9 @@ def _by_siblings(p: Parameter) -> tuple[bool, bool, bool]:
     layers &= math.prod(o[:-1]) != o[-1]
     for key in (parts["key"], parts["value"]):
         if key is not None and key.ndim == 3:
-            first &= a % key.shape[0] == 0 and key.shape[1:] == (b, c)
+            # Of a cross-attention, keys have other features.
+            like = key.shape[1:] == (b, c) or (not last and key.shape[2] == c)
+            first &= a % key.shape[0] == 0 and like
             last &= b % key.shape[1] == 0 and key.shape[2] == c
             last &= not first or key.shape[0] == a
             layers &= key.shape[0] == a
@@ -128,7 +149,7 @@ def heads_come_first(p: Parameter) -> bool | None:
 
     None if `(features, heads, head_dim)` fits too, as with as many features as heads.
     """
-    if p.ndim != 3 or p.role == "out":
+    if p.ndim != 3 or p.role in ("out", None):
         return False
     last, first, _ = _by_siblings(p)
     return None if first and last else first
@@ -160,38 +181,32 @@ def _convolution(p: Parameter) -> Readings:
     """
     shape, ndim, bias, width = p.shape, p.ndim, p.bias, p.width
     of_equinox = p.output_first and bias == (shape[0],) + (1,) * (ndim - 2) != shape[:-1]
-    # The last of three axes may be the outputs of layers or experts that share a bias.
-    of_bias = bias is not None and len(bias) == 1 and width in shape
-    of_bias = of_bias and (ndim > 3 or (shape.count(width) == 1 and shape[-1] != width))
-    if not (p.is_named and (of_equinox or of_bias or p.is_convolution)):
+    of_bias = bias is not None and len(bias) == 1 and width in shape and not p.may_share_bias
+    if not (p.is_named and (of_equinox or (of_bias and ndim > 3) or p.is_convolution)):
         return ()
     ends = (0, 1, ndim - 1, ndim - 2) if p.output_first else (ndim - 1, ndim - 2, 0, 1)
-    named, swapped, other, _ = kernels = tuple(_kernel(p, end) for end in ends)
+    named, swapped, other, _ = (_kernel(p, end) for end in ends)
     layers = tuple(
         reading(shape, kernel_axes(ndim, output=n + end if p.output_first else -1 - end, layers=n))
         for n in range(1, ndim - 2)
-        for end in range(1 + p.is_transposed)
+        for end in range(1 + p.is_called(TRANSPOSED))
     )
     stacked = bool(p.layer_axes(near=True))
-    if p.is_local or (ndim == 3 and stacked):
+    if p.is_called(LOCAL) or (ndim == 3 and stacked):
         layers = _readings_of(p, ((-2, -1),), p.output_first)
-    elif ndim > 3 and 1 in p.layer_axes():
+    elif ndim > 3:
         kernel = kernel_axes(ndim - 1, output=0 if p.output_first else -1)
-        layers = (with_layers(p, behind(kernel, ndim, 1), 1), *layers)
-    width = None if p.is_local else width
-    if width in shape:
-        fits = [end for end in range(ndim) if shape[end] == width]
-        if ends[0] in fits and not (p.is_transposed and ends[1] in fits):
+        second = with_layers(p, behind(kernel, ndim, 1), 1)
+        layers = (*layers, *[second] * _is_square(p, second))
+    width = None if p.is_called(LOCAL) else width
+    if width is not None:
+        fits = [end for end in dict.fromkeys((*ends, *range(ndim))) if shape[end] == width]
+        if not fits or (ends[0] in fits and not (p.is_called(TRANSPOSED) and ends[1] in fits)):
             return (named,)
-        if len(fits) == 1:
-            return (_kernel(p, fits[0]),)
-        readings = tuple(r for end, r in zip(ends, kernels, strict=True) if end in fits)
-        return _narrowed(readings, lambda r: _is_square(p, r)) or (named,)
-    elif width is not None:
-        return (named,)
-    elif p.is_transposed and bias is None:
+        return _narrowed(tuple(_kernel(p, end) for end in fits), lambda r: _is_square(p, r))
+    if p.is_called(TRANSPOSED) and bias is None:
         return (named, swapped, *layers[:2])
-    if bias is not None or p.is_local:
+    if bias is not None or p.is_called(LOCAL):
         fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
         both = _besides(fitting, (named,)) if p.has_bias_of_places else fitting
         return both if fitting else (named, *layers[:1])
@@ -207,7 +222,9 @@ def _kernel(p: Parameter, output: int) -> Reading:
 
 def _is_square(p: Parameter, kernel: Reading) -> bool:
     """Whether the kernel is as high as wide under this reading."""
-    return len({*(p.shape[2:] if kernel.axes.columns in (0, 1) else p.shape[:-2])}) == 1
+    inputs, output = sorted(as_tuple(kernel.axes.rows)), kernel.axes.columns
+    spatial = inputs[1:] if output in (0, 1) else inputs[:-1]  # the channels are beside each other
+    return len({p.shape[axis] for axis in spatial}) == 1
 
 
 def _by_bias(p: Parameter) -> Readings:
@@ -251,7 +268,9 @@ def _lora_factors(p: Parameter) -> Readings:
         return Reading(axes, "a factor of LoRA", ambiguous=k > 0)
 
     most = min(len(a), len(b)) - 1
-    return tuple(factor_behind(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
+    found = tuple(factor_behind(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
+    of_second = len(a) == len(b) == 3 and a[1:] == b[1::-1]
+    return (*found, *[with_layers(p, MatrixAxes(0, 2), 1)] * of_second)
 
 
 # Stacks of layers or experts, and merged axes
@@ -281,10 +300,11 @@ def _others(p: Parameter) -> Readings:
     if p.ndim == 4:
         kernel = _kernel(p, 0 if turned else 3)
         readings = (kernel, stack) if _is_square(p, kernel) else (stack, kernel, *more)
-    swaps = (not turned, turned) if p.shape[-1] == 2 else (turned,) * (-1 in p.layer_axes())
-    readings += tuple(r for x in swaps for r in _readings_of(p, ((-3, -2),), x))
-    if p.ndim == 3 and 1 in p.layer_axes():
-        readings = _besides(readings, _readings_of(p, ((0, 2),)))
+    if p.ndim > 3 and len(p.swapped) == 1:  # the inputs and the outputs, in their order
+        first, last = sorted(p.swapped[0])
+        readings = _besides(readings, _readings_of(p, ((first, last),), p.output_first))
+    if p.shape[-1] == 2:
+        readings += _readings_of(p, ((-3, -2), (-2, -3)), not turned)
     if p.is_spectral:
         readings = _besides(_readings_of(p, ((0, 1), (1, 0))), readings)
     of_einsum = _einsum(p)
@@ -317,8 +337,9 @@ def _left(p: Parameter, readings: Readings, kept: Readings = ()) -> Readings:
     loose = experts == 1 and p.ndim == 3 and p.role is None
     if loose:
         readings = tuple(r for r in readings if 1 not in r.axes.named)
-    fitting = tuple(r for r in readings if p.fits_bias(r.axes, loose=loose))
-    if all(r.ambiguous and 0 in r.axes.named for r in fitting):  # none is a stack on axis 0
+    fitting = tuple(r for r in readings if p.fits_bias(r.axes, loose=loose, shared=True))
+    shared = p.may_share_bias and len(p.bias or ()) == 1
+    if shared or all(r.ambiguous and 0 in r.axes.named for r in fitting):  # no stack on axis 0
         fitting = _besides(fitting, _by_bias(p))
     return _narrowed(
         fitting or readings,
