@@ -217,8 +217,10 @@ def orthogonalize(
     """Replaces each matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
     Args:
-      method: a value of `curvax.polar`, such as `polar.newton_schulz(steps=3)`; or the name of one
-        without arguments: "newton_schulz", "svd", "qr_svd", "qdwh" or "balanced".
+      method: "newton_schulz" (approximate, matrix products only), "svd" (exact; zero singular
+        values stay zero), "qr_svd" (the same after a QR down to the smaller order, for long
+        matrices), "qdwh" (exact for full rank) or "balanced" (Aurora's); or a value of
+        `curvax.polar`, such as `polar.newton_schulz(steps=3)`.
       adaptive: whether to multiply the factor by its inner product with the matrix: the sum of the
         singular values, up to the error of the factor (Bernstein and Newhouse, arXiv:2409.20325).
 
