@@ -211,9 +211,9 @@ class Parameter:
 
         Equinox' convolutions have an axis of size 1 for each other one of the kernel but the
         inputs, `(out, 1, 1)`; of `(out, in, k)` only loosely. Others have one for each row, `(L, 1,
-        out)`. Loosely the axes may also be in the
-        order of the kernel, `(E, F)` of `(D, E, F)`. A bias may be `shared` where its matrices may
-        share one, as those of a local convolution always may.
+        out)`. Loosely the axes may also be in the order of the kernel, `(E, F)` of `(D, E, F)`. A
+        bias may be `shared` where its matrices may share one, as those of a local convolution
+        always may.
         """
         rows, columns = (
             [axis % self.ndim for axis in as_tuple(side)] for side in (axes.rows, axes.columns)
