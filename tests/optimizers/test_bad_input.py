@@ -52,9 +52,9 @@ of_kernel(jnp.ones((0, 6))) -> 'dense/kernel' | (0, 6) | at least 1
 of_kernel(jnp.ones((4, 0))) -> 'dense/kernel' | (4, 0) | at least 1
 {'bias': jnp.ones(0), **DENSE} -> 'bias' | (0,) | at least 1
 {'step': jnp.int32(0), **DENSE} -> 'step' | int32 | real floating
-of_kernel(jnp.ones((2, 4, 6))) ->
+# Without a bias, which would say that all axes but its own are inputs.
+{'dense': {'kernel': jnp.ones((2, 4, 6))}} ->
     'dense/kernel' | (2, 4, 6) | weight_dimension_numbers | MatrixAxes | batch
-# Without a bias, which would make it a convolution.
 {'dense': {'kernel': jnp.ones((2, 2, 4, 6))}} -> 'dense/kernel' | (2, 2, 4, 6) | MatrixAxes
 [{'kernel': jnp.ones((2, 4, 6))}] -> '0/kernel' | (2, 4, 6) | MatrixAxes
 """)
