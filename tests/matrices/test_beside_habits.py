@@ -101,7 +101,7 @@ linen: attention/(query/kernel 8 20 4, {key,value}/kernel 2 20 4, attention_outp
     attention/{query,key,value}/kernel 1.02
 FLAX: attn/(q_einsum_1/w 8 20 4, kv_einsum_1/w 2 2 20 4, attn_vec_einsum_1/w 8 4 20) ->
     attn/(q_einsum_1/w 1.02, kv_einsum_1/w 2.13, attn_vec_einsum_1/w 01.2)
-# Layers of an MLP are no heads, and the keys of a cross-attention have other features.
+# Layers of an MLP are not heads, and the keys of a cross-attention have other features.
 FLAX: l/(mlp/wi_0/kernel 4 64 256, mlp/wo/kernel 4 256 64, norm/scale 4 64) ->
     l/mlp/{wi_0,wo}/kernel 1.2
 keras: cross/(query/kernel 8 64 16, {key,value}/kernel 8 96 16, attention_output/kernel 8 16 64) ->

@@ -90,7 +90,7 @@ def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
     What separates names is a slash, as the dots of a flat dict, and several `_` (torchax). Levels
-    below the name of an array are none of its name: both parts of a complex parameter, the field of
+    below the name of an array do not belong to it: both parts of a complex parameter, the field of
     a box (`embedding/q`, `kernel/raw_value`), the direction of a weight norm (`weight_v`), and a
     last level `value` that all parameters have, as in the state of Flax NNX as a flat dict.
     """
