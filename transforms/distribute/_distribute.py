@@ -41,7 +41,6 @@ class Division(NamedTuple):
     layout: StateLayout
     mesh: Mesh | None
     axes: tuple[str, ...]
-    known: bool  # whether it is known how kernels lie
 
     def devices(self) -> Iterator[tuple[str, str]]:
         """Each stack, and the number of devices that share its matrices."""
@@ -115,7 +114,7 @@ def divided_over(
         if not params:  # no matrices, and nothing to distribute
             return {}
         layout = layout_of(params)
-        division = Division(layout, mesh, exchange.axes, exchange.known)
+        division = Division(layout, mesh, exchange.axes)
         record(division)
         state = exchange.started(layout.divided(_init(inner.init, layout, params)), layout)
         if is_recording():

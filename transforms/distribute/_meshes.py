@@ -1,16 +1,24 @@
 """Shardings: reading them, and moving arrays to others.
 
-On a mesh with Auto axes the compiler chooses the transfers. With Explicit axes, JAX's default, the
+On a mesh with Auto axes the compiler chooses how arrays lie. With Explicit axes, JAX's default, the
 sharding is part of an array's type and every transfer is written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.core import Tracer
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -83,18 +91,73 @@ def as_axes(entry: Any) -> tuple[str, ...]:
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def travelled(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
-    """`x` in the sharding `spec`, from any other one, or on Auto axes on the way to any other.
+def as_they_lie(
+    work: Callable[..., Any],
+    mesh: Mesh,
+    axes: Sequence[str],
+    rows: Any,
+    arrays: Mapping[str, jax.Array],
+) -> Any:
+    """`work(lie, rows, arrays)` of each device, with arrays as XLA lays them on Auto axes.
 
-    XLA gathers arrays if several mesh axes leave several axes for one. So on Auto axes the last
-    mesh axis moves alone, before the others (or behind them), whose place is given first.
+    `work` gets a row of `rows` (if there are any) and a tile of each array, which lie so. Of rows
+    it makes tiles of arrays like these, without rows it makes a row for each device. XLA calls it
+    when it partitions the program.
     """
-    first = {a for entry in spec for a in as_axes(entry)[:-1]}
-    if first:
-        others = along(spec, [*first])
-        specs = {"in_specs": others, "out_specs": others}
-        x = jax.shard_map(lambda x: x, mesh=mesh, axis_names=first, check_vma=False, **specs)(x)
-    return resharded(x, mesh, spec)
+    on_mesh, each = functools.partial(NamedSharding, mesh), P(tuple(axes))
+    back = bool(jax.tree.leaves(rows))
+
+    def partition(_: Any, operands: Any, results: Any) -> Any:
+        lie = {
+            name: along(spec_of(x.sharding, x.shape, mesh), axes) for name, x in operands[1].items()
+        }
+        tiles = {name: on_mesh(spec) for name, spec in lie.items()}
+        of_rows, of_results = jax.tree.map(lambda _: on_mesh(each), (operands[0], results))
+        return mesh, functools.partial(work, lie), tiles if back else of_results, (of_rows, tiles)
+
+    def rule(_: Any, operands: Any, results: Any) -> SdyShardingRule:
+        """Each axis for itself, but tiles of results lie as those of the arrays."""
+        number = itertools.count()
+
+        def named(x: Any) -> ArrayMapping:
+            return ArrayMapping(*(f"d{next(number)}" for _ in range(x.rank)))
+
+        before = (*map(named, operands),)
+        after = before[-len(arrays) :] if back else (*map(named, results),)
+        return SdyShardingRule(before, after)
+
+    whole = dict.fromkeys(arrays, P())
+    specs: Any = {"in_specs": (each, whole), "out_specs": whole if back else each}
+    anywhere = jax.shard_map(functools.partial(work, whole), mesh=mesh, check_vma=False, **specs)
+    asked = custom_partitioning(jax.jit(anywhere))  # JAX takes no constants outside of a jit
+    asked.def_partition(partition, sharding_rule=rule, decode_shardings=False)
+    exchanged = jax.custom_jvp(jax.jit(asked))  # without a jit JAX would ask nobody
+    exchanged.defjvp(lambda primals, tangents: (asked(*primals), anywhere(*tangents)))  # linear
+    return exchanged(rows, arrays)
+
+
+def spec_of(sharding: Any, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """The spec of a sharding that XLA chose; `P()` if it divides an axis of the mesh, or pads."""
+    try:
+        parts = [n // part for n, part in zip(shape, sharding.shard_shape(shape), strict=True)]
+    except ValueError:  # some axis has fewer or more on a device than on another
+        return P()
+
+    def specs(parts: Sequence[int], axes: Collection[str]) -> Iterator[tuple[Any, ...]]:
+        """The ways in which mesh axes make so many parts."""
+        if not parts:
+            yield ()
+            return
+        for n in range(len(axes) + 1):
+            for some in itertools.permutations(axes, n):
+                if math.prod(mesh.shape[a] for a in some) == parts[0]:
+                    for others in specs(parts[1:], [a for a in axes if a not in some]):
+                        yield some, *others
+
+    for spec in specs(parts, [a for a in mesh.axis_names if mesh.shape[a] > 1]):
+        if NamedSharding(mesh, P(*spec)).is_equivalent_to(sharding, len(shape)):
+            return P(*spec)
+    return P()
 
 
 def is_explicit(mesh: Mesh | AbstractMesh) -> bool:

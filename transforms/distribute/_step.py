@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec as P
 from .._validate import shown
 from ._exchange import ByOwner, Exchange
 from ._layout import DistributedState, StateLayout, split_axis
-from ._meshes import along, explicit_sharding, is_explicit, resharded, sharded_like, travelled
-from ._routes import Axes, Form, Stack, device_index, device_part, padded, travel_spec
+from ._meshes import along, as_they_lie, explicit_sharding, is_explicit, resharded, sharded_like
+from ._routes import Axes, Form, Stack, device_index, device_part, padded
 from ._shares import Round
 
 
@@ -187,17 +187,12 @@ class OnMesh:
     lie: Mapping[str, P] = dataclasses.field(default_factory=dict)  # how arrays do, if it was said
     holders = 1  # into how many parts a state is divided that `update` gets
 
-    @property
-    def known(self) -> bool:
-        """Whether it is known how arrays lie: types say it on Explicit axes."""
-        return is_explicit(self.mesh) or bool(self.lie)
-
     @functools.cached_property
     def devices(self) -> int:
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
     def spec(self, form: Form, x: jax.Array) -> P:
-        """How an array lies along the axes or, where that is not known, how it is to lie."""
+        """How an array lies along the axes, as was said or as its type says on Explicit axes."""
         if self.lie:
             if form.parameter not in self.lie:
                 raise ValueError(
@@ -205,8 +200,6 @@ class OnMesh:
                     f"{shown([*self.lie])}; give those of the parameters."
                 )
             return along(self.lie[form.parameter], self.axes)
-        if not is_explicit(self.mesh):
-            return travel_spec(form, self.mesh, self.axes)
         sharding = explicit_sharding(x)
         return P() if sharding is None else along(sharding.spec, self.axes)
 
@@ -222,9 +215,11 @@ class OnMesh:
     ) -> tuple[dict[str, jax.Array], DistributedState]:
         """The update and the state of a step. Parameters travel as their gradients do."""
         specs = step.layout.specs(self.axes)
+        trees, state = (gradients, *params), self.placed(state, step.layout)
+        if not (self.lie or is_explicit(self.mesh)):
+            return self._where_xla_knows(step, specs, state, *trees)
         forms = (form for of_stack in gradients.forms.values() for form in of_stack)
         lie = {form.parameter: self.spec(form, gradients.arrays[form.parameter]) for form in forms}
-        trees = (gradients, *params)
         work = jax.shard_map(
             functools.partial(step.exchanged, gradients.forms, lie),
             mesh=self.mesh,
@@ -232,10 +227,36 @@ class OnMesh:
             out_specs=(lie, specs),
             check_vma=False,
         )
-        move = functools.partial(resharded if self.known else travelled, mesh=self.mesh)
-        arrays = [{n: move(m.arrays[n], spec=spec) for n, spec in lie.items()} for m in trees]
-        updates, state = work(self.placed(state, step.layout), *arrays)
+        arrays = [{n: resharded(m.arrays[n], self.mesh, p) for n, p in lie.items()} for m in trees]
+        updates, state = work(state, *arrays)
         return {n: sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
+
+    def _where_xla_knows(
+        self, step: Step, specs: Any, state: DistributedState, *trees: Matrices
+    ) -> tuple[dict[str, jax.Array], DistributedState]:
+        """The same on Auto axes, where only XLA knows how arrays lie: in three parts."""
+        (gradients, *_), each = trees, P(self.axes)
+        exchanged = functools.partial(as_they_lie, mesh=self.mesh, axes=self.axes)
+        way = functools.partial(Exchange, step.layout, gradients.forms, axes=self.axes)
+
+        def sent(lie: Mapping[str, P], _: Any, arrays: dict[str, jax.Array]) -> ByOwner:
+            return _as_row(way(lie).sent(arrays))
+
+        def work(state: DistributedState, *rows: ByOwner) -> tuple[ByOwner, DistributedState]:
+            updates, state = step.update(state, *map(_of_row, rows))
+            return _as_row(updates), state
+
+        def returned(lie: Mapping[str, P], row: ByOwner, like: dict[str, jax.Array]) -> Any:
+            return way(lie).returned(_of_row(row), like)
+
+        rows, state = jax.shard_map(
+            work,
+            mesh=self.mesh,
+            in_specs=(specs, *(each for _ in trees)),
+            out_specs=(each, specs),
+            check_vma=False,
+        )(state, *(exchanged(sent, rows=(), arrays=m.arrays) for m in trees))
+        return exchanged(returned, rows=rows, arrays=gradients.arrays), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +264,6 @@ class Within:
     """Inside a mapped function, on one device's arrays, which all devices have alike."""
 
     axes: Axes
-    known = True
 
     @property
     def devices(self) -> int:
@@ -270,3 +290,13 @@ class Within:
         lie = dict.fromkeys(gradients.arrays, P())
         arrays = (m.arrays for m in (gradients, *params))
         return step.exchanged(gradients.forms, lie, state, *arrays)
+
+
+def _as_row(tree: Any) -> Any:
+    """The device's row of arrays of all devices."""
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _of_row(tree: Any) -> Any:
+    """The inverse."""
+    return jax.tree.map(lambda x: x[0], tree)
