@@ -3,8 +3,7 @@
     python -m benchmarks layouts  # compiles, runs nothing; minutes
 
 Bytes of the collectives in compiled programs for eight simulated devices, over a device's share of
-the matrices. The bound is for shardings and Explicit axes; `tests/distribute/test_layouts.py`
-checks it. An exchange within a loop counts once.
+the matrices (`tests/distribute/test_layouts.py`). An exchange within a loop counts once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import tests.conftest  # noqa: F401  # eight devices
 import collections
 from typing import Any
 
-from tests.hlo import KINDS as COLLECTIVES
 from tests.shared.layouts import ALONE, KINDS, LAYOUTS, bound_of, cost_of
 
 from . import _record
@@ -26,25 +24,25 @@ COLUMNS = {
     "mesh": ("mesh", ""),
     "leaf": ("a kernel lies", ""),
     "bound": ("bound", ".2f"),
-    **{kind: (kind, ".2f") for kind in (*KINDS, *ALONE)},
-    "collectives": ("collectives, with shardings", ""),
+    **{kind: (kind, ".2f") for kind in KINDS},
+    "collectives": ("collectives", ""),
 }
+WITHOUT = {"layout": ("layout", ""), **{kind: (kind, ".2f") for kind in ALONE}}
 
 
 def row_of(name: str) -> dict[str, Any]:
     """A layout's figures."""
-    layout = LAYOUTS[name]
-    leaf = next(iter(layout.leaves.values()))
+    mesh, (leaf, *_) = LAYOUTS[name].mesh, LAYOUTS[name].leaves.values()
     costs = {kind: cost_of(name, kind) for kind in (*KINDS, *ALONE)}
-    counts = collections.Counter(x.kind for x in costs[KINDS[1]].collectives)
+    counts = collections.Counter(x.kind for x in costs[KINDS[0]].collectives)
     spec = ", ".join("·" if not own else "".join(own) for own in leaf.spec) or "whole"
     return {
         "layout": name,
-        "mesh": " × ".join(map(str, layout.mesh)),
+        "mesh": " × ".join(map(str, mesh)),
         "leaf": f"{leaf.shape}: {spec}",
         "bound": bound_of(name),
         **{kind: cost.received for kind, cost in costs.items()},
-        "collectives": ", ".join(f"{counts[kind]} {kind}" for kind in COLLECTIVES if counts[kind]),
+        "collectives": ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items())),
     }
 
 
@@ -53,4 +51,5 @@ def main() -> None:
     args = _record.arguments(__doc__).parse_args()
     rows = [row_of(name) for name in LAYOUTS]
     about = "Bytes that a device receives in a step, both ways, over its share of the matrices."
-    _record.write(args, "layouts", "Layouts", about, [_record.Table("Received", COLUMNS, rows)], {})
+    tables = ("Received", COLUMNS), ("Received without mesh=", WITHOUT)
+    _record.write(args, "layouts", "Layouts", about, [_record.Table(*x, rows) for x in tables], {})

@@ -71,7 +71,7 @@ def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
 
     params = jax.tree_util.tree_map_with_path(on_mesh, like)
     param_shardings = jax.tree.map(lambda x: x.sharding, params)
-    optimizer = make_optimizer(config, param_shardings)  # gradients go straight to their owners
+    optimizer = make_optimizer(config, mesh)
 
     def begin() -> dict[str, Any]:
         params = nnx.state(train_lm.GPT(config, symbols), nnx.Param)

@@ -58,11 +58,11 @@ params = jax.jit(make_params, out_shardings=shardings)(jax.random.key(0))
 # %% [markdown]
 # ## The optimizer and its state
 #
-# On Auto axes `mesh=` takes the shardings of the parameters, so that gradients go straight to the owners of the matrices.
+# With `mesh=` gradients go straight to the owners of the matrices, and updates back.
 # `state_sharding` tells where each array of the state belongs. Give it to `jax.jit`, so that the state is sharded from the start.
 
 # %%
-optimizer = curvax.soap(0.01, mesh=shardings)
+optimizer = curvax.soap(0.01, mesh=mesh)
 state_shardings = curvax.state_sharding(optimizer, params, mesh)
 state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
 print("\n".join(curvax.summarize(optimizer, params).splitlines()[:6]))

@@ -25,7 +25,7 @@ from tests.shared.layouts import (
 )
 from tests.shared.meshes import AXIS_TYPES, ONE_SHAPE, abstract, as_on_one_device, given, mesh_of
 
-CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS if kind != "auto"]
+CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS]
 
 
 @pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=14))
@@ -35,14 +35,6 @@ def test_a_device_receives_twice_its_share_each_way_at_most(name: str, kind: str
     assert not any(x.inside for x in cost.collectives)
     if bound_of(name) == 4:
         assert cost.gathered == 0
-
-
-ONE_AXIS = [name for name in LAYOUTS if name.endswith("FSDP") or "over all devices" in name]
-
-
-@pytest.mark.parametrize(("name", "kind"), cells(ONE_AXIS, KINDS, of=15))
-def test_what_is_sharded_along_one_axis_needs_no_shardings(name: str, kind: str) -> None:
-    assert cost_of(name, kind).received <= bound_of(name)
 
 
 @pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=11))
@@ -110,8 +102,6 @@ def test_the_summary_says_what_a_mesh_would_spare(kind: str) -> None:
     )
     assert f"{16 * 8 * 16 * 4 * 7 // 8:,} bytes" in alone
     assert "8 devices the busiest has 1.00" in bare and "8 devices the busiest has 1.00" in direct
-    on_a_detour = ["mesh=jax.tree.map" in text for text in (alone, bare, direct)]
-    assert on_a_detour == [False, kind == "auto", False]
     on_one = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in params.items()}
     assert "devices" not in curvax.summarize(curvax.muon(0.1), on_one)
 

@@ -150,6 +150,13 @@ LAYOUTS = {
     "grouped queries, keys and values in one": Layout(
         (2, 4), several(5, (32, 48), P("x", "y"), GROUPED)
     ),
+    "parts of an uneven count": Layout((2, 4), several(9, (32, 64), P("x", "y"), PARTS)),
+    "scanned parts of an uneven count": Layout(
+        (2, 4),
+        several(
+            1, (12, 32, 48), P(None, "x", "y"), curvax.MatrixAxes(1, 2, column_parts=(32, 8, 8))
+        ),
+    ),
     "convolutions over their inputs": Layout(
         (8,), several(8, (3, 3, 16, 32), P(None, None, "x"), curvax.MatrixAxes((0, 1, 2), 3))
     ),

@@ -1,15 +1,15 @@
 """What devices exchange in a step: gradients go to the owners of matrices, and updates back.
 
 Each device has rows of numbers of matrices (`_routes.py`). It sends each owner its rows of the
-owner's matrices (`_ways.py`), in one exchange for a stack. So a device receives its own matrices,
-and on the way back its own tiles of the updates.
+owner's matrices (`_ways.py`), in one exchange for a stack, or for all stacks of parts of arrays. So
+a device receives its own matrices, and on the way back its own tiles of the updates.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,9 @@ from ._ways import Way, Ways, along_ways, listed
 
 Stacks = dict[str, jax.Array]
 
+TIMES = 16
+"""Rows of parts of one array are cut into so many shorter ones at most."""
+
 
 class ByOwner(NamedTuple):
     """Gradients, parameters or updates of some stacks, by who has them."""
@@ -34,12 +37,19 @@ class ByOwner(NamedTuple):
     shared: Any  # stacks: the matrices that all devices share
 
 
-class Deal(NamedTuple):
-    """Matrices of some stacks, as many on each device, and the ways of their rows."""
+class Block(NamedTuple):
+    """Matrices, as many on each device; a device has those of one of some stacks."""
 
+    whose: tuple[str, Any]  # a field of `ByOwner`, and the place in it
     places: dict[str, np.ndarray]  # in each stack (devices, k); any where a device has none of it
-    kinds: np.ndarray  # of each device's matrices: an index into the stacks
-    picks: dict[str, Way]  # from the device's rows of a stack to those of these matrices
+    kinds: np.ndarray  # which of the stacks a device has; their number: of none
+
+
+class Deal(NamedTuple):
+    """Some blocks, and the ways of their rows."""
+
+    blocks: list[Block]
+    picks: list[tuple[str, Way]]  # from the device's rows of a stack to those of a block
     there: tuple[Way, ...]
     back: tuple[Way, ...]
     ids: np.ndarray  # of the rows that come back
@@ -55,7 +65,7 @@ class Exchange:
         specs: Mapping[str, P],
         axes: Axes,
     ):
-        self.layout, shares = layout, layout.shares
+        self.layout = layout
         self.axes = tuple(a for a in axes if number([a]) > 1) or axes[:1]
         routes = {
             key: [Route.of(form, specs[form.parameter], self.axes) for form in of_stack]
@@ -66,10 +76,18 @@ class Exchange:
         # Devices that have all matrices exchange nothing before the updates.
         self.used = used = self.axes if any(sum(r.lies, ()) for r in every) else ()
         least = max(number(used), *(route.divided(used).of_matrix for route in every))
-        self.routes = {k: [r.divided(used, least) for r in rs] for k, rs in routes.items()}
-        # The rows of a matrix, at most.
-        self.parts = max(r.of_matrix for of_stack in self.routes.values() for r in of_stack)
+        routes = {k: [r.divided(used, least) for r in rs] for k, rs in routes.items()}
+        beside = _of_one_array(forms)
+        lengths = {key: max(r.row_length for r in rs) for key, rs in routes.items()}
+        shortest = {key: min(lengths[other] for other in beside[key]) for key in forms}
+        times = {key: -(-lengths[key] // shortest[key]) for key in forms}
+        self.routes = {  # rows of parts of one array have one length, if it is not too short
+            key: [r.divided(used, least * (n if n <= TIMES else 1)) for r in routes[key]]
+            for key, n in times.items()
+        }
         self.lengths = {key: max(r.row_length for r in rs) for key, rs in self.routes.items()}
+        # The rows of a matrix, at most.
+        self.parts = {key: max(r.of_matrix for r in rs) for key, rs in self.routes.items()}
         self.first = {}  # for each matrix, the first of the routes that assemble alike
         self.tiles = {}  # and its tiles
         self.begin, self.has, rows = {}, {}, 0  # a stack's first row, and the rows of each device
@@ -78,26 +96,20 @@ class Exchange:
             firsts, counts = [*map(alike.index, alike)], [r.form.count for r in of_stack]
             self.first[key], self.begin[key] = np.repeat(firsts, counts), rows
             self.tiles[key] = np.concatenate([r.tiles() for r in of_stack])
-            starts = rows + np.cumsum([0, *counts]) * self.parts
-            ids = [r.ids(self.parts) for r in of_stack]
+            starts = rows + np.cumsum([0, *counts]) * self.parts[key]
+            ids = [r.ids(self.parts[key]) for r in of_stack]
             ids = [np.where(x < 0, x, i + x) for i, x in zip(starts, ids, strict=False)]
             self.has[key], rows = self._everywhere(np.concatenate(ids, 1)), starts[-1]
         self.exist = np.zeros(rows, bool)  # whether anybody has a row
         for has in self.has.values():
             self.exist[has[has >= 0]] = True
-        devices = np.arange(shares.devices)
-        self.even, self.shared = {}, {}
-        for key, n in shares.even.items():
-            own, left = np.split(np.arange(len(self.first[key])), [n])
-            if n:
-                self.even[key] = self._deal({key: own.reshape(len(devices), -1)}, {key: devices})
-            if key in shares.shared:
-                left = np.tile(left, (len(devices), 1))
-                self.shared[key] = self._deal({key: left}, {key: devices})
-        self.dealt = []
-        for r in shares.rounds:
-            places = {key: r.places(key, len(devices))[:, None] for key in r.owners}
-            self.dealt.append(self._deal(places, r.owners))
+        deals: dict[Any, list[Block]] = {}
+        for block in self._blocks():
+            # Some devices have more of a stack of parts than others, and less of another stack.
+            parts = any(len(beside[key]) > 1 for key in block.places)
+            length = max(self.lengths[key] for key in block.places)
+            deals.setdefault(length if parts else block.whose, []).append(block)
+        self.deals = [*map(self._deal, deals.values())]
 
     def sent(self, arrays: Mapping[str, jax.Array]) -> ByOwner:
         """The device's matrices, from its tiles of arrays."""
@@ -107,26 +119,23 @@ class Exchange:
             )
             for key, routes in self.routes.items()
         }
-        dealt = [self._sent(deal, rows) for deal in self.dealt]
-        even, shared = (
-            {key: self._sent(deal, rows)[key] for key, deal in deals.items()}
-            for deals in (self.even, self.shared)
-        )
-        return ByOwner(even, dealt, shared)
+        found = ByOwner({}, [{} for _ in self.layout.shares.rounds], {})
+        for deal in self.deals:
+            for block, stacks in zip(deal.blocks, self._sent(deal, rows), strict=True):
+                field, place = block.whose
+                getattr(found, field)[place] = stacks if field == "dealt" else stacks[place]
+        return found
 
     def returned(self, updates: ByOwner, like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The device's tiles of updates, in the dtypes of arrays like these."""
-        back = []
-        for deals, of in (self.even, updates.even), (self.shared, updates.shared):
-            back += [(deal, self._returned(deal, {key: of[key]})) for key, deal in deals.items()]
-        for deal, row in zip(self.dealt, updates.dealt, strict=True):
-            shapes = {key: self.layout.stacks[key].shape[1:] for key in deal.places}
-            of = {key: row[:, : m * n].reshape(-1, m, n) for key, (m, n) in shapes.items()}
-            back.append((deal, self._returned(deal, of)))
+        back = {key: [] for key in self.routes}  # the numbers of rows, and rows
+        for deal in self.deals:
+            rows = self._returned(deal, updates)
+            for key in dict.fromkeys(key for key, _ in deal.picks):
+                back[key].append((deal.ids, rows[:, : self.lengths[key]]))
         tiles: dict[str, Any] = {}
         for key, routes in self.routes.items():
-            own = [(deal.ids, x[:, : self.lengths[key]]) for deal, x in back if key in deal.places]
-            ids, rows = zip(*own, strict=True)
+            ids, rows = zip(*back[key], strict=True)
             x = self._pick(np.concatenate(ids, 1), self.has[key])(jnp.concatenate(rows))
             for idle, group in itertools.groupby(routes, key=lambda route: route.idle):
                 together = [*group]
@@ -138,25 +147,50 @@ class Exchange:
                     tiles[name] = tiles[name] + tile if name in tiles else tile
         return {name: tile.astype(like[name].dtype) for name, tile in tiles.items()}
 
-    def _sent(self, deal: Deal, rows: Stacks) -> Stacks:
-        """The device's matrices, as of each of the stacks."""
-        length = max(self.lengths[key] for key in deal.places)
-        x = jnp.concatenate([padded(pick(rows[key]), length) for key, pick in deal.picks.items()])
-        x = along_ways(x, *deal.there).reshape(self.parts, -1, length)
-        return {
-            key: self._matrices(key, x[..., : self.lengths[key]].astype(rows[key].dtype), places)
-            for key, places in deal.places.items()
-        }
+    def _blocks(self) -> Iterator[Block]:
+        """The matrices that travel, by who has them."""
+        shares = self.layout.shares
+        devices = shares.devices
+        of_all = np.zeros(devices, int)
+        for i, r in enumerate(shares.rounds):
+            places = {key: r.places(key, devices)[:, None] for key in r.owners}
+            yield Block(("dealt", i), places, r.kinds(devices))
+        for key, n in shares.even.items():
+            own, left = np.split(np.arange(len(self.first[key])), [n])
+            if n:
+                yield Block(("even", key), {key: own.reshape(devices, -1)}, of_all)
+            if key in shares.shared:
+                yield Block(("shared", key), {key: np.tile(left, (devices, 1))}, of_all)
 
-    def _returned(self, deal: Deal, stacks: Stacks) -> jax.Array:
-        """The device's rows of the updates, from those of its matrices as of each of the stacks."""
-        length = max(self.lengths[key] for key in stacks)
-        rows: Any = None
-        for i, (key, x) in enumerate(stacks.items()):
-            x = padded(self._rows(key, x, deal.places[key]), length)
-            own = jnp.asarray(deal.kinds)[device_index(self.axes)] == i
-            rows = x if rows is None else jnp.where(own, x, rows)
-        return along_ways(rows.reshape(-1, length), *deal.back)
+    def _sent(self, deal: Deal, rows: Stacks) -> Iterator[Stacks]:
+        """The device's matrices of each block, as of each of its stacks."""
+        length = max(self.lengths[key] for key, _ in deal.picks)
+        x = jnp.concatenate([padded(pick(rows[key]), length) for key, pick in deal.picks])
+        sizes = [next(iter(block.places.values())).shape[1] for block in deal.blocks]
+        x = along_ways(x, *deal.there).reshape(-1, sum(sizes), length)
+        for block, part in zip(deal.blocks, jnp.split(x, np.cumsum(sizes)[:-1], 1), strict=True):
+            yield {
+                key: self._matrices(key, part[..., : self.lengths[key]], places, rows[key].dtype)
+                for key, places in block.places.items()
+            }
+
+    def _returned(self, deal: Deal, updates: ByOwner) -> jax.Array:
+        """The device's rows of the updates, from those of its matrices."""
+        length = max(self.lengths[key] for key, _ in deal.picks)
+        parts = max(self.parts[key] for key, _ in deal.picks)
+        blocks = []
+        for (field, place), places, kinds in deal.blocks:
+            of_stacks = []
+            for key, own in places.items():
+                x = getattr(updates, field)[place]
+                if field == "dealt":  # a flat row
+                    m, n = self.layout.stacks[key].shape[1:]
+                    x = x[:, : m * n].reshape(-1, m, n)
+                x = padded(self._rows(key, x, own), length)
+                of_stacks.append(jnp.pad(x, ((0, parts - len(x)), (0, 0), (0, 0))))
+            kind = jnp.asarray(np.minimum(kinds, len(of_stacks) - 1), "int32")
+            blocks.append(jax.lax.select_n(kind[device_index(self.axes)], *of_stacks))
+        return along_ways(jnp.concatenate(blocks, 1).reshape(-1, length), *deal.back)
 
     # Tables of what each device has and needs, `(devices, …)`.
 
@@ -167,25 +201,29 @@ class Exchange:
     def _pick(self, has: np.ndarray, wants: np.ndarray) -> Way:
         return Ways(self.mesh, has, wants).at_once()
 
-    def _deal(self, places: dict[str, np.ndarray], owners: Mapping[str, Any]) -> Deal:
-        """Of the matrices at some places of each stack, for its owners."""
-        devices, each = next(iter(places.values())).shape
-        kinds, wants = np.zeros(devices, int), np.full((devices, self.parts, each), -1)
-        has, picks = [], {}
-        for i, (key, own) in enumerate(owners.items()):
-            kinds[[*own]] = i
-            ids = self.begin[key] + places[key][[*own], None] * self.parts
-            ids = ids + np.arange(self.parts)[:, None]
-            wants[[*own]] = np.where(self.exist[ids], ids, -1)
-            has.append(self._own(self.has[key], wants[[*own]]))
-            picks[key] = self._pick(self.has[key], has[-1])
-        has, wants = np.concatenate(has, 1), wants.reshape(devices, -1)
+    def _deal(self, blocks: list[Block]) -> Deal:
+        """The ways of some blocks to the owners of their matrices and back."""
+        keys = [key for block in blocks for key in block.places]
+        parts = np.arange(max(self.parts[key] for key in keys))[:, None]
+        has, picks, wants = [], [], []
+        for block in blocks:
+            of_stacks = []
+            for i, (key, places) in enumerate(block.places.items()):
+                rows = np.minimum(parts, self.parts[key] - 1)
+                ids = self.begin[key] + places[:, None] * self.parts[key] + rows
+                wanted = self.exist[ids] & (parts < self.parts[key])
+                ids = np.where(wanted & (block.kinds == i)[:, None, None], ids, -1)
+                of_stacks.append(ids)
+                has.append(self._own(self.has[key], ids))
+                picks.append((key, self._pick(self.has[key], has[-1])))
+            wants.append(np.max(of_stacks, 0))
+        has, wants = np.concatenate(has, 1), np.concatenate(wants, 2)
+        wants = wants.reshape(len(wants), -1)
         spread = np.unique(wants[wants >= 0])
         spread = np.append(spread, np.full(-len(spread) % number(self.used), -1))
         spread = self._everywhere(spread.reshape(-1, number(self.used)).T)
-        there = Ways.best(self.mesh, has, wants, spread)
-        ids = self._own(has, wants)
-        return Deal(places, kinds, picks, there, Ways.best(self.mesh, wants, ids, spread), ids)
+        there, ids = Ways.best(self.mesh, has, wants, spread), self._own(has, wants)
+        return Deal(blocks, picks, there, Ways.best(self.mesh, wants, ids, spread), ids)
 
     @staticmethod
     def _own(has: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -207,9 +245,10 @@ class Exchange:
         """The tiles that the device's matrices of a stack are of a side."""
         return jnp.asarray(self.tiles[key][places, side])[device_index(self.axes)]
 
-    def _matrices(self, key: str, x: jax.Array, places: np.ndarray) -> jax.Array:
+    def _matrices(self, key: str, x: jax.Array, places: np.ndarray, dtype: Any) -> jax.Array:
         """Matrices of a stack from rows of all devices, each assembled in its way."""
         matrices: Any = None
+        x = x.astype(dtype)
         tiles = functools.partial(self._tiles, key, places)
         for route, own in self._ways(key, places):
             new = route.matrices(x, tiles)
@@ -217,11 +256,20 @@ class Exchange:
         return matrices
 
     def _rows(self, key: str, x: jax.Array, places: np.ndarray) -> jax.Array:
-        """The inverse of `_matrices`: `(parts, k, length)`."""
+        """The inverse: `(parts, k, length)`."""
         rows: Any = None
         tiles = functools.partial(self._tiles, key, places)
         for route, own in self._ways(key, places):
             new = route.rows_of_matrices(x, self.lengths[key], tiles)
-            new = jnp.pad(new, ((0, self.parts - len(new)), (0, 0), (0, 0)))
+            new = jnp.pad(new, ((0, self.parts[key] - len(new)), (0, 0), (0, 0)))
             rows = new if rows is None else jnp.where(own[None, :, None], new, rows)
         return rows
+
+
+def _of_one_array(forms: Mapping[str, tuple[Form, ...]]) -> dict[str, set[str]]:
+    """For each stack, those that have parts of the arrays that it has parts of; itself too."""
+    stacks: dict[str, set[str]] = {}
+    for key, of_stack in forms.items():
+        for form in of_stack:
+            stacks.setdefault(form.parameter, set()).add(key)
+    return {key: set.union(*(stacks[f.parameter] for f in fs)) for key, fs in forms.items()}
