@@ -474,7 +474,6 @@ TABLES: dict[str, Callable[[], str]] = {
     **{"methods": methods, "parts": parts, "rates": rates, "sizes": sizes, "weights": weights},
     "costs": lambda: recorded("programs", "Default calls"),
     "layouts": lambda: recorded("layouts", "Received"),
-    "layouts_without": lambda: recorded("layouts", "Received without mesh="),
     "widths": widths.shown,
     "spikes": lambda: recorded("precision", "After a spike"),
     "accuracy": lambda: recorded("precision", "Turns"),
