@@ -1,5 +1,6 @@
 """A mesh alone on Auto axes, where XLA says how arrays lie."""
 
+import functools
 from typing import Any
 
 import jax
@@ -14,8 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax.transforms.distribute import _meshes
+from curvax.transforms.distribute._step import OnMesh
 from tests.helpers import assert_close
-from tests.shared.meshes import mesh_of
+from tests.shared.layouts import LAYOUTS, cost_of, optimizer_of
+from tests.shared.meshes import as_on_one_device, mesh_of
+from tests.shared.meshes import given as gradients_of
 
 SMALL = curvax.polar.newton_schulz(2)
 
@@ -73,3 +77,21 @@ def test_derivatives_of_an_update() -> None:
     for name, derivative in expected.items():
         assert_close(found[name], derivative)
         assert np.abs(derivative).max() > 0
+
+
+@pytest.mark.parametrize("name", ["dense, FSDP and tensor", "heads and FSDP, three axes"])
+def test_the_detour_of_tpus(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Along the columns and back: the same updates, from a sharding that an update can name."""
+    direct = cost_of(name, "auto").received
+    monkeypatch.setattr(OnMesh, "on_detour", property(lambda self: not self.known))
+    assert cost_of(name, "auto").received > direct
+    layout = LAYOUTS[name]
+    mesh, leaves = mesh_of("auto", *layout.mesh), layout.leaves.items()
+    shapes, specs = {k: x.shape for k, x in leaves}, {k: x.spec for k, x in leaves}
+    make = functools.partial(optimizer_of, layout, method=SMALL)
+    as_on_one_device(make, *gradients_of(shapes, 2), mesh, 512.0, specs)
+    params = {
+        k: jax.ShapeDtypeStruct(x.shape, "float32", sharding=NamedSharding(mesh, x.spec))
+        for k, x in leaves
+    }
+    assert "take a detour" in curvax.summarize(make(mesh=mesh), params)

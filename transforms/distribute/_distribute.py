@@ -41,6 +41,7 @@ class Division(NamedTuple):
     layout: StateLayout
     mesh: Mesh | None
     axes: tuple[str, ...]
+    on_detour: bool  # whether gradients do not go straight to their owners
 
     def devices(self) -> Iterator[tuple[str, str]]:
         """Each stack, and the number of devices that share its matrices."""
@@ -114,7 +115,7 @@ def divided_over(
         if not params:  # no matrices, and nothing to distribute
             return {}
         layout = layout_of(params)
-        division = Division(layout, mesh, exchange.axes)
+        division = Division(layout, mesh, exchange.axes, exchange.on_detour)
         record(division)
         state = exchange.started(layout.divided(_init(inner.init, layout, params)), layout)
         if is_recording():

@@ -91,6 +91,20 @@ def as_axes(entry: Any) -> tuple[str, ...]:
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
+def travelled(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
+    """`x` in the sharding `spec`, from any other one, or on Auto axes on the way to any other.
+
+    XLA gathers arrays if several mesh axes leave several axes for one. So on Auto axes the last
+    mesh axis moves alone, before the others (or behind them), whose place is given first.
+    """
+    first = {a for entry in spec for a in as_axes(entry)[:-1]}
+    if first:
+        others = along(spec, [*first])
+        specs = {"in_specs": others, "out_specs": others}
+        x = jax.shard_map(lambda x: x, mesh=mesh, axis_names=first, check_vma=False, **specs)(x)
+    return resharded(x, mesh, spec)
+
+
 def as_they_lie(
     work: Callable[..., Any],
     mesh: Mesh,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ._cuts import Cut, cut_of, taken
@@ -241,6 +242,21 @@ class Route(NamedTuple):
     def _turned(self) -> bool:
         rows, columns = (cut.number for cut in self.cuts)
         return rows == 1 < columns
+
+
+def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
+    """How an array travels on a detour: over mesh axes along its columns, else along its rows.
+
+    Rather along a side that is one axis: heads are often sharded themselves. An array that these
+    mesh axes divide in neither way is replicated.
+    """
+    axes = tuple(a for a in axes if mesh.shape[a] > 1)
+    devices = math.prod(mesh.shape[a] for a in axes)
+    for side in sorted((form.axes[2], form.axes[1]), key=len):
+        for axis in reversed(side):
+            if form.shape[axis] % devices == 0:
+                return P(*[None] * axis, axes)
+    return P()
 
 
 # Inside a mapped axis.

@@ -19,8 +19,16 @@ from jax.sharding import PartitionSpec as P
 from .._validate import shown
 from ._exchange import ByOwner, Exchange
 from ._layout import DistributedState, StateLayout, split_axis
-from ._meshes import along, as_they_lie, explicit_sharding, is_explicit, resharded, sharded_like
-from ._routes import Axes, Form, Stack, device_index, device_part, padded
+from ._meshes import (
+    along,
+    as_they_lie,
+    explicit_sharding,
+    is_explicit,
+    resharded,
+    sharded_like,
+    travelled,
+)
+from ._routes import Axes, Form, Stack, device_index, device_part, padded, travel_spec
 from ._shares import Round
 
 
@@ -191,8 +199,18 @@ class OnMesh:
     def devices(self) -> int:
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known how arrays lie: types say it on Explicit axes."""
+        return is_explicit(self.mesh) or bool(self.lie)
+
+    @property
+    def on_detour(self) -> bool:
+        """Whether XLA does not say it either: for TPUs, with JAX 0.12 (its issue 38196)."""
+        return not self.known and self.mesh.devices.flat[0].platform == "tpu"
+
     def spec(self, form: Form, x: jax.Array) -> P:
-        """How an array lies along the axes, as was said or as its type says on Explicit axes."""
+        """How an array lies along the axes or, where that is not known, how it is to lie."""
         if self.lie:
             if form.parameter not in self.lie:
                 raise ValueError(
@@ -200,6 +218,8 @@ class OnMesh:
                     f"{shown([*self.lie])}; give those of the parameters."
                 )
             return along(self.lie[form.parameter], self.axes)
+        if not is_explicit(self.mesh):
+            return travel_spec(form, self.mesh, self.axes)
         sharding = explicit_sharding(x)
         return P() if sharding is None else along(sharding.spec, self.axes)
 
@@ -216,7 +236,7 @@ class OnMesh:
         """The update and the state of a step. Parameters travel as their gradients do."""
         specs = step.layout.specs(self.axes)
         trees, state = (gradients, *params), self.placed(state, step.layout)
-        if not (self.lie or is_explicit(self.mesh)):
+        if not (self.known or self.on_detour):
             return self._where_xla_knows(step, specs, state, *trees)
         forms = (form for of_stack in gradients.forms.values() for form in of_stack)
         lie = {form.parameter: self.spec(form, gradients.arrays[form.parameter]) for form in forms}
@@ -227,7 +247,8 @@ class OnMesh:
             out_specs=(lie, specs),
             check_vma=False,
         )
-        arrays = [{n: resharded(m.arrays[n], self.mesh, p) for n, p in lie.items()} for m in trees]
+        move = functools.partial(travelled if self.on_detour else resharded, mesh=self.mesh)
+        arrays = [{n: move(m.arrays[n], spec=spec) for n, spec in lie.items()} for m in trees]
         updates, state = work(state, *arrays)
         return {n: sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
 
@@ -264,6 +285,7 @@ class Within:
     """Inside a mapped function, on one device's arrays, which all devices have alike."""
 
     axes: Axes
+    on_detour = False
 
     @property
     def devices(self) -> int:

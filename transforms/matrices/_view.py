@@ -138,8 +138,8 @@ def on_matrices(
         to project them back. Large stacks then need no chunks.
       mesh: devices that share the matrices, see `distribute`. With a mesh, all matrices of one
         shape are stacked unless the rule's `stack` is `False`. A mesh, or the shardings of the
-        parameters on it (`jax.tree.map(lambda x: x.sharding, params)`), with which a program for
-        Auto axes can be exported.
+        parameters on it (`jax.tree.map(lambda x: x.sharding, params)`): programs with Auto axes
+        need these on TPUs and for `jax.export`.
       mesh_axis: the mesh axis or axes that share the matrices; all axes by default. Without a mesh:
         the axis of the `pmap` or `shard_map` inside which the optimizer is called.
       **rule_arguments: fields of a `MatrixRule`, instead of `rule`.

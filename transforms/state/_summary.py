@@ -160,12 +160,16 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
     placed = [x for x in map(leaves.get, names) if getattr(x, "sharding", None) is not None]
     parts = [(x, x.sharding.shard_shape(x.shape)) for x in placed]  # pyright: ignore
     missing = sum(_bytes(x) - _bytes(x, part) for x, part in parts)
+    detour = (
+        "\nOn Auto axes of TPUs XLA does not say how the kernels lie, and gradients and updates "
+        "take a detour. With mesh=jax.tree.map(lambda x: x.sharding, params) they take none."
+    )
     for division in whole.divisions:
-        shares = division.layout.shares
+        shares, detours = division.layout.shares, bool(missing and division.on_detour)
         busiest, held = f"{shares.busiest:.2f} of the mean work", f"{division.layout.held:.2f}"
         yield (
             f"Of {shares.devices} devices the busiest has {busiest}, and each stores {held} of an "
-            "equal share of the matrices' state."
+            "equal share of the matrices' state." + detour * detours
         )
     devices = max((len(x.sharding.device_set) for x in placed), default=1)  # pyright: ignore
     if devices > 1 and not whole.divisions:
