@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._counts import next_step
 from .._paths import is_hole, is_placeholder, named_leaves
 from .._stacks import IMPLEMENTATION, key_for
 from .._trees import map_unzip
@@ -109,7 +110,7 @@ def stochastic_rounding(
 
         keys = _leaf_keys(params, key_for(state.key, state.count))
         changes = jax.tree.map(change, params, updates, keys, state.rows)
-        count = jnp.asarray(optax.safe_increment(state.count))
+        count = next_step(state.count)  # a count that stays would draw the same bits again
         return changes, StochasticRoundingState(count, state.key, state.rows, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
