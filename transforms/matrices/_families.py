@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes
+from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes, stacked
 from ._names import LOCAL, TRANSPOSED
 from ._parameters import Parameter
-from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, axes_of, heads_come_first, with_layers
+from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, besides, choices_of, heads_come_first
 
 
 class Entry(NamedTuple):
@@ -28,6 +28,20 @@ class Entry(NamedTuple):
     fits: Callable[[Parameter], bool | None] = lambda p: True  # None asks
     assumed: bool = False  # whether layers may be stacked where no bias and no norms say so
     alone: bool = True  # whether one layer alone is of the entry
+
+    def knows(self, p: Parameter) -> bool:
+        """Whether the path and the number of axes are of the entry."""
+        of_layers = not isinstance(self.axes, str) and p.ndim - 1 in self.ndims
+        return (p.ndim in self.ndims or of_layers) and bool(re.fullmatch(self.pattern, p.name))
+
+    def reading(self, p: Parameter, place: int | None) -> Reading:
+        """The reading with layers on an axis, or without layers."""
+        axes = self.axes(p.ndim - (place is not None)) if callable(self.axes) else self.axes
+        assert isinstance(axes, MatrixAxes)
+        if place is not None:
+            return stacked(p.shape, axes, place)
+        axes = behind(axes, p.ndim, None)
+        return Reading(axes, f"inputs on axis {axes.rows}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,42 +56,38 @@ class Family:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
         if p.in_stage is not None:
             return _behind_stages(self(p.in_stage), p)
-        asked: dict[MatrixAxes, int | None] = {}
+        found: dict[MatrixAxes, Reading] = {}
+        sure = True
         for entry in self.entries:
-            of_layers = not isinstance(entry.axes, str) and p.ndim - 1 in entry.ndims
-            known = (p.ndim in entry.ndims or of_layers) and re.fullmatch(entry.pattern, p.name)
-            fits = bool(known) and entry.fits(p)
+            fits = entry.knows(p) and entry.fits(p)
             if fits is False:
                 continue
             if isinstance(entry.axes, str):
                 return f"{entry.axes} ({self.name})"
             fitting = self._fitting(entry, p)
-            if asked or fits is None or len({*fitting.values()}) > 1:
-                asked |= {axes: place for place, axes in fitting.items()}
-                if fits is None:
-                    continue
+            found |= {r.axes: r for r in fitting}
+            sure = sure and (fits is True or not fitting)
+            if fits and found:
                 break
-            for axes in fitting.values():
-                return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
-        return _asked(asked, p) if asked else None
+        if sure and len(found) == 1:
+            return dataclasses.replace(*found, said_by=f"axes of the family {self.name}")
+        return besides((*found.values(),), choices_of(p)) if found else None
 
-    def _fitting(self, entry: Entry, p: Parameter) -> dict[int | None, MatrixAxes]:
-        """The axes of the entry that a bias and norms allow, by the axis of layers."""
-        layout = entry.axes
+    def _fitting(self, entry: Entry, p: Parameter) -> Readings:
+        """The readings of the entry that a bias and norms allow, by the axis of layers."""
         # The height of a kernel may be the number of layers elsewhere by chance.
-        evident = p.layer_axes(near=callable(layout))
+        evident = p.layer_axes(near=callable(entry.axes))
         alone = p.ndim in entry.ndims and entry.alone
         of_layers = [0, 1, *evident - {0, 1}] if p.ndim - 1 in entry.ndims else []
-        allowed: dict[int | None, MatrixAxes] = {}
-        for place in ([None] if alone else []) + of_layers:
-            axes = layout(p.ndim - (place is not None)) if callable(layout) else layout
-            assert isinstance(axes, MatrixAxes)
-            if _agree(p, place):
-                allowed[place] = behind(axes, p.ndim, place)
+        allowed: dict[int | None, Reading] = {
+            place: entry.reading(p, place)
+            for place in ([None] if alone else []) + of_layers
+            if _agree(p, place)
+        }
         if p.bias is not None:
             # `(D, H, K)` with `(H, K)` may be one matrix.
-            fits = {x for x, axes in allowed.items() if p.fits_bias(axes, loose=x is None)}
-            exact = fits & {None} if (0,) in p.inputs_by_bias else fits
+            fits = {x for x, r in allowed.items() if p.fits_bias(r.axes, loose=x is None)}
+            exact = fits & {None} if p.ndim == len(p.bias) + 1 and p.shape[1:] == p.bias else fits
             places = {None, *evident} & exact or exact
         elif evident:
             places = {*evident}
@@ -86,7 +96,7 @@ class Family:
         certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
         if {0, 1} <= places and p.shape[0] < p.shape[1] and certain == [1]:
             certain = []  # features are more than layers
-        return {place: axes for place, axes in allowed.items() if place in (certain or places)}
+        return tuple(r for place, r in allowed.items() if place in (certain or places))
 
 
 def _behind_stages(known: MatrixAxes | str | Readings | None, p: Parameter) -> Any:
@@ -96,17 +106,6 @@ def _behind_stages(known: MatrixAxes | str | Readings | None, p: Parameter) -> A
     if isinstance(known, tuple):
         return tuple(r._replace(axes=behind(r.axes, p.ndim, 0)) for r in known)
     return known
-
-
-def _asked(fitting: Mapping[MatrixAxes, int | None], p: Parameter) -> Readings:
-    """The readings that fit, with layers on one axis or the other, and those of the default."""
-    asked = [
-        Reading(axes, f"inputs on axis {axes.rows}") if a is None else with_layers(p, axes, a)
-        for axes, a in fitting.items()
-    ]
-    others = axes_of(p)
-    more = others if isinstance(others, tuple) else ()
-    return (*asked, *(r for r in more if r.axes not in fitting))
 
 
 def _agree(p: Parameter, place: int | None) -> bool:
@@ -134,14 +133,14 @@ def _is_kernel(p: Parameter) -> bool | None:
     """
     by_name = p.is_convolution and (p.ndim == 4 or bool(p.layer_axes(near=True)))
     # What the default rule decides is something else, such as a factor of LoRA.
-    if not _is_matrix(p) or (not p.is_convolution and isinstance(axes_of(p), MatrixAxes)):
+    if not _is_matrix(p) or not (p.is_convolution or choices_of(p)):
         return False
     return by_name or p.bias is not None or len({*p.shape[2:]}) == 1 or None
 
 
 def _are_experts(p: Parameter) -> bool:
     """Whether experts come first, unless a router or siblings in an attention say otherwise."""
-    return _is_matrix(p) and p.axis_of_experts != 1 and isinstance(axes_of(p), tuple)
+    return _is_matrix(p) and p.axis_of_experts != 1 and bool(choices_of(p))
 
 
 def _is_conv(p: Parameter) -> bool:

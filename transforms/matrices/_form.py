@@ -95,6 +95,11 @@ class MatrixAxes:
         """The axes of the rows and of the columns."""
         return (*as_tuple(self.rows), *as_tuple(self.columns))
 
+    def sides(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The axes of the batch, of the rows and of the columns, counted from 0."""
+        rows, columns = (tuple(a % ndim for a in as_tuple(x)) for x in (self.rows, self.columns))
+        return tuple(a for a in range(ndim) if a not in (*rows, *columns)), rows, columns
+
     def exist_in(self, ndim: int) -> bool:
         """Whether an array with `ndim` axes has all these axes."""
         return all(-ndim <= axis < ndim for axis in self.named)
@@ -167,18 +172,23 @@ def merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def reading(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
     """The reading of all axes but those of the matrix as layers or experts, if there are any."""
-    batch = [axis for axis in range(len(shape)) if axis not in axes.named]
+    batch, *sides = axes.sides(len(shape))
     if not batch:
-        rows, columns = (
-            math.prod(shape[x] for x in as_tuple(y)) for y in (axes.rows, axes.columns)
-        )
+        rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
         return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
     layers, matrix = (
         "×".join(str(size) for axis, size in enumerate(shape) if (axis in batch) == of_layers)
         for of_layers in (True, False)
     )
-    along = "" if batch == [*range(len(batch))] else f", along axis {batch[-1]}"
+    along = "" if batch == (*range(len(batch)),) else f", along axis {batch[-1]}"
     return Reading(axes, f"{layers} layers or experts of {matrix}{along}", ambiguous=True)
+
+
+def stacked(shape: tuple[int, ...], one: MatrixAxes, place: int) -> Reading:
+    """The reading of the axes of one layer, with layers on an axis, -1 or counted from 0."""
+    where = "the last axis" if place == -1 else f"axis {place}"
+    axes = behind(one, len(shape), place)
+    return Reading(axes, f"{where} is {shape[place]} layers", ambiguous=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,14 +284,13 @@ def matrix_forms(
     name: str, shape: tuple[int, ...], axes: MatrixAxes, block_size: int | None = None
 ) -> tuple[MatrixForm, ...]:
     """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts."""
-    rows = _positions(name, shape, "rows", axes.rows)
-    columns_of = _positions(name, shape, "columns", axes.columns)
+    _check_axes(name, shape, axes)
+    batch, rows, columns_of = axes.sides(len(shape))
     if len({*rows, *columns_of}) < len(rows) + len(columns_of):
         raise ValueError(
             f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
             f"columns={axes.columns} name an axis twice, but each axis may be named only once."
         )
-    batch = tuple(a for a in range(len(shape)) if a not in (*rows, *columns_of))
     sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns_of)]
     row_tiles, tile_rows = _tiles(name, "row_heads", sizes[1], axes.row_heads, block_size)
     parts = axes.column_parts or sizes[2:]
@@ -315,18 +324,15 @@ def matrix_forms(
     return tuple(forms)
 
 
-def _positions(
-    name: str, shape: tuple[int, ...], what: str, axes: int | Sequence[int]
-) -> tuple[int, ...]:
-    """The axes that form the rows or the columns, from 0."""
-    axes, ndim = as_tuple(axes), len(shape)
-    for axis in axes:
-        if not -ndim <= axis < ndim:
-            raise ValueError(
-                f"the parameter {name!r} has shape {shape} and no axis {axis} for "
-                f"{what}={axes}; axes must be in {-ndim} to {ndim - 1}."
-            )
-    return tuple(axis % ndim for axis in axes)
+def _check_axes(name: str, shape: tuple[int, ...], axes: MatrixAxes) -> None:
+    ndim = len(shape)
+    for what, side in (("rows", as_tuple(axes.rows)), ("columns", as_tuple(axes.columns))):
+        for axis in side:
+            if not -ndim <= axis < ndim:
+                raise ValueError(
+                    f"the parameter {name!r} has shape {shape} and no axis {axis} for "
+                    f"{what}={side}; axes must be in {-ndim} to {ndim - 1}."
+                )
 
 
 def _tiles(name: str, what: str, size: int, heads: int, block_size: int | None) -> tuple[int, int]:

@@ -20,11 +20,11 @@ from .._paths import check_patterns, matches, named_leaves, shapes_around
 from .._validate import check_fields, check_predicate, shown
 from ._annotated import annotated
 from ._families import NAMES, Family
-from ._form import MatrixAxes, Reading, Readings
+from ._form import MatrixAxes, Reading, Readings, as_tuple
 from ._names import OF_CHANNELS, Shapes, as_read
 from ._output_layer import find_output_layer
 from ._parameters import Parameter, Parameters
-from ._readings import axes_of, per_head
+from ._readings import axes_of
 from ._specification import specified
 
 Treatment = MatrixAxes | str
@@ -174,7 +174,7 @@ class MatrixRule:
             if not isinstance(known, MatrixAxes):
                 return known
             if self.head_wise:
-                known = per_head(p, known)
+                known = _per_head(p, known)
             guess = None if selected else _guess(p, known)
             if guess is None:
                 return known
@@ -234,6 +234,14 @@ def _by_rule(p: Parameter, *, selected: bool) -> Treatment | Readings:
     axes = axes_of(p)
     if isinstance(axes, tuple) and is_vector:
         return one_row if selected else "vector"
+    return axes
+
+
+def _per_head(p: Parameter, axes: MatrixAxes) -> MatrixAxes:
+    """The axes of which each head of a query or key is a matrix of its own."""
+    columns, is_query = as_tuple(axes.columns), p.role in ("query", "key")
+    if len(columns) == 2 and (is_query or p.place.layer == "q_einsum"):
+        return dataclasses.replace(axes, columns=columns[1])
     return axes
 
 

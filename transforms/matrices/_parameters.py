@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from . import _names as names
-from ._form import MatrixAxes, as_tuple
+from ._form import MatrixAxes
 
 Shape = tuple[int, ...]
 
@@ -86,6 +86,10 @@ class Parameter:
         self.ndim = len(self.shape)
         self.place, self.last = names.layer_place(name), names.path_of(name)[2]
         self.output_first = names.is_output_first(self.last)
+
+    def sizes(self, axes: Iterable[int]) -> Shape:
+        """The sizes of some axes."""
+        return tuple(self.shape[axis] for axis in axes)
 
     # By the name
 
@@ -215,22 +219,18 @@ class Parameter:
         bias may be `shared` where its matrices may share one, as those of a local convolution
         always may.
         """
-        rows, columns = (
-            [axis % self.ndim for axis in as_tuple(side)] for side in (axes.rows, axes.columns)
-        )
-        batch = [axis for axis in range(self.ndim) if axis not in (*rows, *columns)]
-        outputs = [self.shape[axis] for axis in columns]
+        batch, rows, columns = axes.sides(self.ndim)
+        outputs, every = self.sizes(columns), range(self.ndim)
         expected = [*outputs]
         for axis in batch:
             expected.insert(axis, self.shape[axis])
-        padded = (*expected, *[1] * (self.ndim - 1 - len(expected)))
-        in_place = (1 if a in rows else size for a, size in enumerate(self.shape))
-        fitting = [tuple(expected), tuple(in_place), *[padded] * (loose or self.ndim > 3)]
-        if self.is_called(names.LOCAL) or (shared and self.may_share_bias):
-            first = [self.shape[axis] for axis in batch]
-            fitting += [(*first[:k], *outputs) for k in range(len(batch))]
+        fitting = [tuple(expected), tuple(1 if a in rows else self.shape[a] for a in every)]
+        if loose or self.ndim > 3:
+            fitting.append((*expected, *[1] * (self.ndim - 1 - len(expected))))
         if loose:
-            fitting.append(tuple(x for axis, x in enumerate(self.shape) if axis not in rows))
+            fitting.append(self.sizes(a for a in every if a not in rows))
+        if self.is_called(names.LOCAL) or (shared and self.may_share_bias):
+            fitting += [(*self.sizes(batch[:k]), *outputs) for k in range(len(batch))]
         return self.bias is None or self.bias in fitting
 
     @property
@@ -241,12 +241,12 @@ class Parameter:
         return of_places and self.is_called(names.CONVOLUTION) and not self.is_called(names.LOCAL)
 
     @property
-    def inputs_by_bias(self) -> list[Shape]:
-        """The axes that may be inputs: those which the bias lacks."""
+    def sides_by_bias(self) -> list[tuple[Shape, Shape]]:
+        """The axes that may be inputs, those which the bias lacks, and the others."""
         every = range(self.ndim)
         subsets = itertools.combinations(every, len(self.bias or ()))
-        of_bias = [x for x in subsets if tuple(self.shape[a] for a in x) == self.bias != self.shape]
-        return [tuple(a for a in every if a not in others) for others in of_bias]
+        of_bias = [x for x in subsets if self.sizes(x) == self.bias != self.shape]
+        return [(tuple(a for a in every if a not in others), others) for others in of_bias]
 
     # By the norms around it
 
