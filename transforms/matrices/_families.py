@@ -118,12 +118,19 @@ def _agree(p: Parameter, place: int | None) -> bool:
     return alike and (len(q) != 3 or o[0] in q[:2])
 
 
+# When an entry fits
+
+
 def _is_matrix(p: Parameter) -> bool:
     return p.is_named and not p.is_depthwise and not p.is_spectral
 
 
-def _is_any_conv(p: Parameter) -> bool:
-    return p.is_convolution and not p.is_called(LOCAL) and _is_matrix(p)
+def _is_conv(p: Parameter, *, transposed: bool = False) -> bool:
+    is_conv = p.is_convolution and not p.is_called(LOCAL) and _is_matrix(p)
+    return is_conv and p.is_called(TRANSPOSED) == transposed
+
+
+_is_transposed_conv = functools.partial(_is_conv, transposed=True)
 
 
 def _is_kernel(p: Parameter) -> bool | None:
@@ -131,24 +138,16 @@ def _is_kernel(p: Parameter) -> bool | None:
 
     None if only the number of its axes says so, or that it has no layers.
     """
-    by_name = p.is_convolution and (p.ndim == 4 or bool(p.layer_axes(near=True)))
     # What the default rule decides is something else, such as a factor of LoRA.
     if not _is_matrix(p) or not (p.is_convolution or choices_of(p)):
         return False
+    by_name = p.is_convolution and (p.ndim == 4 or bool(p.layer_axes(near=True)))
     return by_name or p.bias is not None or len({*p.shape[2:]}) == 1 or None
 
 
 def _are_experts(p: Parameter) -> bool:
     """Whether experts come first, unless a router or siblings in an attention say otherwise."""
     return _is_matrix(p) and p.axis_of_experts != 1 and bool(choices_of(p))
-
-
-def _is_conv(p: Parameter) -> bool:
-    return _is_any_conv(p) and not p.is_called(TRANSPOSED)
-
-
-def _is_transposed_conv(p: Parameter) -> bool:
-    return _is_any_conv(p) and p.is_called(TRANSPOSED)
 
 
 def _is_of_places(p: Parameter) -> bool | None:
@@ -167,15 +166,16 @@ def _equinox_conv(p: Parameter) -> bool | None:
     None if it may be layers of one output each.
     """
     of_bias = _is_matrix(p) and p.bias == (p.shape[0], 1)
-    return _is_any_conv(p) or (None if of_bias and p.shape[1] == 1 else of_bias)
+    by_name = _is_conv(p) or _is_transposed_conv(p)
+    return by_name or (None if of_bias and p.shape[1] == 1 else of_bias)
 
 
 def _inputs_on(axis: int) -> Callable[[Parameter], bool | None]:
     """Whether experts have their inputs on this axis; None if nothing tells."""
 
     def fits(p: Parameter) -> bool | None:
-        inputs = p.inputs_of_experts if _is_matrix(p) else 0
-        return None if inputs is None else inputs == axis
+        inputs = p.inputs_of_experts
+        return _is_matrix(p) and (None if inputs is None else inputs == axis)
 
     return fits
 
@@ -183,11 +183,6 @@ def _inputs_on(axis: int) -> Callable[[Parameter], bool | None]:
 def _heads_last(p: Parameter) -> bool:
     """Whether siblings do not say that heads come first."""
     return not heads_come_first(p)
-
-
-def _surely_heads_last(p: Parameter) -> bool:
-    """The siblings say so, or a bias, which KerasHub's Gemma does not have."""
-    return heads_come_first(p) is False or p.bias is not None
 
 
 # Layouts of one layer
@@ -279,7 +274,8 @@ KERAS = Family(
     (
         # KerasHub's Gemma has (heads, features, head_dim).
         Entry(_QKV, HEADS_FIRST, (3,), lambda p: heads_come_first(p) is True),
-        Entry(_QKV, HEADS, (3,), _surely_heads_last),
+        # Its Gemma has no bias.
+        Entry(_QKV, HEADS, (3,), lambda p: heads_come_first(p) is False or p.bias is not None),
         Entry(r".*/attention_output/kernel", FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
         Entry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
