@@ -87,7 +87,7 @@ class Family:
         if p.bias is not None:
             # `(D, H, K)` with `(H, K)` may be one matrix.
             fits = {x for x, r in allowed.items() if p.fits_bias(r.axes, loose=x is None)}
-            exact = fits & {None} if p.ndim == len(p.bias) + 1 and p.shape[1:] == p.bias else fits
+            exact = fits & {None} if p.bias == p.shape[1:] else fits
             places = {None, *evident} & exact or exact
         elif evident:
             places = {*evident}
@@ -110,7 +110,7 @@ def _behind_stages(known: MatrixAxes | str | Readings | None, p: Parameter) -> A
 
 def _agree(p: Parameter, place: int | None) -> bool:
     """Whether queries and outputs beside each other have as many layers and heads."""
-    query, out = (p if p.role == role else p.sibling(role) for role in ("query", "out"))
+    query, out = p.sibling("query"), p.sibling("out")
     if query is None or out is None or not query.ndim == out.ndim == p.ndim:
         return True
     q, o = ([n for i, n in enumerate(x.shape) if i != place] for x in (query, out))
@@ -180,11 +180,6 @@ def _inputs_on(axis: int) -> Callable[[Parameter], bool | None]:
     return fits
 
 
-def _heads_last(p: Parameter) -> bool:
-    """Whether siblings do not say that heads come first."""
-    return not heads_come_first(p)
-
-
 # Layouts of one layer
 
 _IN_OUT = MatrixAxes(-2, -1)  # (..., in, out)
@@ -206,12 +201,18 @@ _FLAX = (
     Entry(r"(.*/)?q_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
     Entry(r"(.*/)?q?kv_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
     Entry(r"(.*/)?attn_vec_einsum(_\d+)?/(kernel|w)", FROM_HEADS, (3,), assumed=True),
-    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, assumed=True),
+    Entry(
+        f"{_ATTENTION}/(query|key|value)/kernel",
+        HEADS,
+        (3,),
+        lambda p: not heads_come_first(p),
+        assumed=True,
+    ),
     Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), assumed=True),
     Entry(r".*/kernel", _IN_OUT, (3, 4, 5), _is_of_places),
     Entry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
     Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _are_experts),
-    Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and _heads_last(p), alone=False),
+    Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and not heads_come_first(p), alone=False),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)

@@ -66,16 +66,15 @@ class Parameters(dict[str, Shape]):
         a norm of each head is `(heads, head_dim)` beside `(features, heads, head_dim)`.
         """
         every: frozenset[int] = frozenset((0, 1, -1))
-        layers = dict.fromkeys(self.norms, every)
-        come_first: set[str] = set()
+        layers, come_first = dict.fromkeys(self.norms, every), dict.fromkeys(self.norms, False)
         for p in self.each.values():
             if p.ndim > 2 and p.reason is None:
                 for scope in filter(layers.__contains__, names.scopes(p.name)):
                     layers[scope] &= p.axes_of_layers or every
-                    if (p.shape[0], p.shape[-1]) in self.norms[scope]:
-                        come_first.add(scope)
-        last = {scope: frozenset({-1} if scope in come_first else ()) for scope in layers}
-        return {scope: axes - {-1} or axes & last[scope] for scope, axes in layers.items()}
+                    come_first[scope] |= p.sizes((0, -1)) in self.norms[scope]
+        for scope, axes in layers.items():
+            layers[scope] = axes - {-1} or (axes if come_first[scope] else frozenset())
+        return layers
 
 
 class Parameter:
@@ -263,16 +262,17 @@ class Parameter:
     @functools.cached_property
     def axes_of_layers(self) -> frozenset[int]:
         """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""
-        shape, bias, norms = self.shape, self.bias, self.norms
-        vectors = norms + ([bias] if bias and len(bias) < 3 else [])
-        fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
-        fits |= {-1} if _are_stacks(norms, shape[-1], 1) else set()  # a bias is also (heads, dim)
-        # Layers on axis 1 or the last need features too.
-        features = {x[0] for x in norms if x}
-        for axis, others in ((1, {*shape[:1], *shape[2:]}), (-1, {*shape[:-1]})):
-            if norms and not features & others:
-                fits.discard(axis)
-        return frozenset(fits)
+        norms, features = self.norms, {x[0] for x in self.norms if x}
+        bias = [self.bias] if self.bias and len(self.bias) < 3 else []
+
+        def fits(axis: int) -> bool:
+            """Layers on axis 1 or the last need features too; a bias is also `(heads, dim)`."""
+            vectors = norms if axis == -1 else norms + bias
+            others = {size for a, size in enumerate(self.shape) if a != axis % self.ndim}
+            has_features = axis == 0 or not norms or bool(features & others)
+            return has_features and _are_stacks(vectors, self.shape[axis], abs(axis))
+
+        return frozenset(filter(fits, (0, 1, -1)))
 
     @property
     def is_staged(self) -> bool:
@@ -299,8 +299,8 @@ class Parameter:
         scope = self.scope_of_norms
         if self.ndim < 3 or (near and scope not in self.tree.own_norms):
             return frozenset()
-        every = self.axes_of_layers
-        return every if scope is None else every & self.tree.layer_axes[scope]
+        axes = self.axes_of_layers
+        return axes if scope is None else axes & self.tree.layer_axes[scope]
 
     @property
     def is_scanned(self) -> bool:
@@ -339,7 +339,9 @@ class Parameter:
         return [p for p in self.tree.places[self.place.scope, self.place.within] if p is not self]
 
     def sibling(self, role: str) -> Parameter | None:
-        """Another part of the same attention; None if there is none, or a choice of shapes."""
+        """A part of the same attention; None if there is none, or a choice of shapes."""
+        if role == self.role:
+            return self
         for path in map(self.place.beside, names.SPELLED[role]):
             if path in self.tree:
                 return self.tree.each[path]
@@ -349,12 +351,12 @@ class Parameter:
     @property
     def swapped(self) -> list[set[int]]:
         """The pairs of axes that a layer beside it has the other way round: `up` and `down`."""
-        turned = {
-            (i, j): tuple(self.shape[{i: j, j: i}.get(axis, axis)] for axis in range(self.ndim))
-            for i, j in itertools.combinations(range(self.ndim), 2)
-        }
-        beside = {p.shape for p in self.beside} - {self.shape}
-        return [{*pair} for pair, x in turned.items() if x in beside]
+        beside, every = {p.shape for p in self.beside} - {self.shape}, range(self.ndim)
+        return [
+            {i, j}
+            for i, j in itertools.combinations(every, 2)
+            if self.sizes({i: j, j: i}.get(axis, axis) for axis in every) in beside
+        ]
 
     @property
     def axis_of_experts(self) -> int | None:

@@ -92,7 +92,7 @@ def _attention(p: Parameter) -> Readings:
     left = _narrowed(fitting, lambda r: said[r])
     if _is_by_size(p) and usual in left:
         return (usual,)
-    if len(left) == 1 or p.bias is not None or any(said.values()):
+    if p.bias is not None or any(said.values()):
         return left
     return _left(p, besides(left, _readings_of(p, _MERGED[3])))
 
@@ -123,7 +123,7 @@ def _by_siblings(p: Parameter) -> tuple[bool, bool, bool]:
 
     Keys and values have the same heads as queries or fewer, and as a rule the same features.
     """
-    parts = {role: p if p.role == role else p.sibling(role) for role in SPELLED}
+    parts = {role: p.sibling(role) for role in SPELLED}
     query, out = parts["query"] or (p if p.role != "out" else None), parts["out"]
     if query is None or out is None or query.ndim != 3:
         return False, False, False
