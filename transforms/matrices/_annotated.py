@@ -18,7 +18,7 @@ import jax
 
 from .._paths import NamedLeaves, is_hole
 from ._form import MatrixAxes, merged
-from ._names import is_head_name
+from ._names import HEAD
 from ._parameters import Parameter, Parameters
 
 _BATCH = re.compile(r"(layers?|blocks?|stack(ed)?|experts?|q?kv)(_\d+)?")
@@ -78,7 +78,7 @@ def _axes_of_box(
         return p.reason
     if _is_layer(node) and p.place.within == "/weight":
         return _of_layer(axes, node)
-    if "vocab" in axes and not is_head_name(p.place.layer):
+    if "vocab" in axes and not HEAD.fullmatch(p.place.layer):
         return "embedding"
     return _by_names(p, axes, family)
 

@@ -11,10 +11,10 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes, stacked
-from ._names import LOCAL, TRANSPOSED
+from ._names import DEPTHWISE, LOCAL, TRANSPOSED
 from ._parameters import Parameter
 from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, besides, choices_of, heads_come_first
 
@@ -54,58 +54,48 @@ class Family:
 
     def __call__(self, p: Parameter) -> MatrixAxes | str | Readings | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
-        if p.in_stage is not None:
-            return _behind_stages(self(p.in_stage), p)
+        one = p.in_stage or p
         found: dict[MatrixAxes, Reading] = {}
         sure = True
         for entry in self.entries:
-            fits = entry.knows(p) and entry.fits(p)
+            fits = entry.knows(one) and entry.fits(one)
             if fits is False:
                 continue
             if isinstance(entry.axes, str):
                 return f"{entry.axes} ({self.name})"
-            fitting = self._fitting(entry, p)
+            fitting = self._fitting(entry, one)
             found |= {r.axes: r for r in fitting}
             sure = sure and (fits is True or not fitting)
             if fits and found:
                 break
-        if sure and len(found) == 1:
-            return dataclasses.replace(*found, said_by=f"axes of the family {self.name}")
-        return besides((*found.values(),), choices_of(p)) if found else None
+        if not found:
+            return None
+        sure = sure and len(found) == 1
+        readings = (*found.values(),) if sure else besides((*found.values(),), choices_of(one))
+        if one is not p:  # layers are behind an axis of stages
+            readings = tuple(r._replace(axes=behind(r.axes, p.ndim, 0)) for r in readings)
+        if not sure:
+            return readings
+        return dataclasses.replace(readings[0].axes, said_by=f"axes of the family {self.name}")
 
     def _fitting(self, entry: Entry, p: Parameter) -> Readings:
         """The readings of the entry that a bias and norms allow, by the axis of layers."""
         # The height of a kernel may be the number of layers elsewhere by chance.
         evident = p.layer_axes(near=callable(entry.axes))
-        alone = p.ndim in entry.ndims and entry.alone
-        of_layers = [0, 1, *evident - {0, 1}] if p.ndim - 1 in entry.ndims else []
-        allowed: dict[int | None, Reading] = {
-            place: entry.reading(p, place)
-            for place in ([None] if alone else []) + of_layers
-            if _agree(p, place)
-        }
+        alone, of_layers = p.ndim in entry.ndims and entry.alone, p.ndim - 1 in entry.ndims
+        possible = (*[None] * alone, *[0, 1, *evident - {0, 1}] * of_layers)
+        allowed = {place: entry.reading(p, place) for place in possible if _agree(p, place)}
         if p.bias is not None:
             # `(D, H, K)` with `(H, K)` may be one matrix.
             fits = {x for x, r in allowed.items() if p.fits_bias(r.axes, loose=x is None)}
             exact = fits & {None} if p.bias == p.shape[1:] else fits
-            places = {None, *evident} & exact or exact
-        elif evident:
-            places = {*evident}
+            likely = {None, *evident} & exact or exact
         else:
-            places = {None, *([self.layers or 0] if entry.assumed else [])}
-        certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
-        if {0, 1} <= places and p.shape[0] < p.shape[1] and certain == [1]:
+            likely = {*evident} or {None, *[self.layers or 0] * entry.assumed}
+        certain = [x for x in (None, self.layers) if x in likely and x in allowed][:1]
+        if {0, 1} <= likely and p.shape[0] < p.shape[1] and certain == [1]:
             certain = []  # features are more than layers
-        return tuple(r for place, r in allowed.items() if place in (certain or places))
-
-
-def _behind_stages(known: MatrixAxes | str | Readings | None, p: Parameter) -> Any:
-    """What a family says of the matrices of one stage, for all stages."""
-    if isinstance(known, MatrixAxes):
-        return behind(known, p.ndim, 0)
-    if isinstance(known, tuple):
-        return tuple(r._replace(axes=behind(r.axes, p.ndim, 0)) for r in known)
-    return known
+        return tuple(r for place, r in allowed.items() if place in (certain or likely))
 
 
 def _agree(p: Parameter, place: int | None) -> bool:
@@ -180,6 +170,10 @@ def _inputs_on(axis: int) -> Callable[[Parameter], bool | None]:
     return fits
 
 
+def _heads_last(p: Parameter) -> bool:
+    return not heads_come_first(p)
+
+
 # Layouts of one layer
 
 _IN_OUT = MatrixAxes(-2, -1)  # (..., in, out)
@@ -201,18 +195,12 @@ _FLAX = (
     Entry(r"(.*/)?q_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (3,), assumed=True),
     Entry(r"(.*/)?q?kv_einsum(_\d+)?/(kernel|w)", HEADS_FIRST, (4,), assumed=True),
     Entry(r"(.*/)?attn_vec_einsum(_\d+)?/(kernel|w)", FROM_HEADS, (3,), assumed=True),
-    Entry(
-        f"{_ATTENTION}/(query|key|value)/kernel",
-        HEADS,
-        (3,),
-        lambda p: not heads_come_first(p),
-        assumed=True,
-    ),
+    Entry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, assumed=True),
     Entry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), assumed=True),
     Entry(r".*/kernel", _IN_OUT, (3, 4, 5), _is_of_places),
     Entry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
     Entry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _are_experts),
-    Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and not heads_come_first(p), alone=False),
+    Entry(r".*", _IN_OUT, (2,), lambda p: p.is_named and _heads_last(p), alone=False),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)
@@ -268,7 +256,7 @@ MAXTEXT = Family(
     ),
     layers=1,
 )
-_KERAS_DEPTHWISE = r"(.*/)?\w*(depthwise|dw_?conv|(?<![a-z])dw(?![a-z]))\w*/kernel"
+_KERAS_DEPTHWISE = rf"(.*/)?\w*({DEPTHWISE.pattern})\w*/kernel|.*/depthwise_kernel"
 _QKV = r".*/(query|key|value)/kernel"
 KERAS = Family(
     "keras",
@@ -279,7 +267,6 @@ KERAS = Family(
         Entry(_QKV, HEADS, (3,), lambda p: heads_come_first(p) is False or p.bias is not None),
         Entry(r".*/attention_output/kernel", FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
-        Entry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
         Entry(_KERAS_DEPTHWISE, "depthwise convolution", (3, 4)),
         Entry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _kernel(-2), (3, 4, 5)),
         Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _kernel(-1), (3, 4, 5), _is_matrix),

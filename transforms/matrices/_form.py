@@ -95,7 +95,7 @@ class MatrixAxes:
         """The axes of the rows and of the columns."""
         return (*as_tuple(self.rows), *as_tuple(self.columns))
 
-    def sides(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def positions(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """The axes of the batch, of the rows and of the columns, counted from 0."""
         rows, columns = (tuple(a % ndim for a in as_tuple(x)) for x in (self.rows, self.columns))
         return tuple(a for a in range(ndim) if a not in (*rows, *columns)), rows, columns
@@ -172,7 +172,7 @@ def merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def reading(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
     """The reading of all axes but those of the matrix as layers or experts, if there are any."""
-    batch, *sides = axes.sides(len(shape))
+    batch, *sides = axes.positions(len(shape))
     if not batch:
         rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
         return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
@@ -285,7 +285,7 @@ def matrix_forms(
 ) -> tuple[MatrixForm, ...]:
     """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts."""
     _check_axes(name, shape, axes)
-    batch, rows, columns_of = axes.sides(len(shape))
+    batch, rows, columns_of = axes.positions(len(shape))
     if len({*rows, *columns_of}) < len(rows) + len(columns_of):
         raise ValueError(
             f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
@@ -299,7 +299,7 @@ def matrix_forms(
             f"the parameter {name!r} has {sizes[2]} columns, but column_parts={axes.column_parts} "
             f"are {sum(parts)}; they must add up to {sizes[2]}."
         )
-    forms, start = [], 0
+    forms = []
     for number, columns in enumerate(parts):
         column_tiles, tile_columns = _tiles(
             name, "column_heads", columns, axes.column_heads, block_size
@@ -316,11 +316,10 @@ def matrix_forms(
             row_tiles=row_tiles,
             column_tiles=column_tiles,
             tile=(tile_rows, tile_columns),
-            start=start,
+            start=sum(parts[:number]),
             said_by=axes.said_by,
         )
         forms.append(form)
-        start += columns
     return tuple(forms)
 
 

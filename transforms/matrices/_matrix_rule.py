@@ -150,7 +150,7 @@ class MatrixRule:
             check_real(name, leaf)
         shapes = shapes_around(named)
         read = as_read(shapes)
-        parameters = Parameters((read[name], shape) for name, shape in shapes.items())
+        parameters = Parameters({read[name]: shape for name, shape in shapes.items()})
         boxed = annotated(params, named, read, parameters)
         specification = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)

@@ -36,7 +36,7 @@ _MATRIX = re.compile(
     re.VERBOSE,
 )
 _SHARED_FORMS = re.compile(r"[wW]|weights?|weight_(?!g$).+|.+_weight|.+_w\d?")
-_HEAD = re.compile(
+HEAD = re.compile(
     r"(lm_?head|head|(to_)?logits(_dense)?|unembed(ding)?|embed_out|readout|classifier"
     r"|output_(layer|projection))(_\d+)?"
 )
@@ -149,22 +149,17 @@ def kind_of(name: str) -> str | None:
     """What an array of this path is, "table" or "vector", if its name says that it is either."""
     _, parent, last = path_of(name)
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
-    of_table = _layer_has(_TABLE_WORDS, parent) and not is_head_name(parent)
-    of_bias = last in SHARED and _layer_has(_BIAS_WORDS, parent) and not is_head_name(parent)
+    of_bias = last in SHARED and _layer_has(_BIAS_WORDS, parent)
+    of_table = (_layer_has(_TABLE_WORDS, parent) or of_bias) and not HEAD.fullmatch(parent)
     said = (
         ("table", _TABLE_NAMES.fullmatch(last)),
         (None, _is_strong(last, parent) or _MATRICES_OF_VECTORS.fullmatch(last)),
         ("vector", _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last)),
         ("vector", _NORM.fullmatch(parent)),  # such as `embed_norm`
-        ("table", _layer_has(_TABLE_WORDS, last) or of_table or of_bias),
+        ("table", _layer_has(_TABLE_WORDS, last) or of_table),
         ("vector", has(NORM_WORDS, last) or _is_norm(parent)),
     )
     return next((kind for kind, fits in said if fits), None)
-
-
-def is_head_name(layer: str) -> bool:
-    """Whether a layer of this name maps features to the output."""
-    return _HEAD.fullmatch(layer) is not None
 
 
 def is_of_matrices(last: str) -> bool:
@@ -241,4 +236,4 @@ def _is_strong(last: str, layer: str = "") -> bool:
     """
     if last in SHARED[1:] or (last == "kernel" and _NORM.fullmatch(layer)):
         return False
-    return _MATRIX.fullmatch(last) is not None or _HEAD.fullmatch(last) is not None
+    return _MATRIX.fullmatch(last) is not None or HEAD.fullmatch(last) is not None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._arrays import check_array
-from ._names import POSITION_WORDS, as_read, has, is_head_name, layer_place, path_of, scopes
+from ._names import HEAD, POSITION_WORDS, as_read, has, layer_place, path_of, scopes
 from ._parameters import Parameter, Parameters
 from ._readings import ends_of
 
@@ -42,7 +42,7 @@ def _by_name(kernels: list[str]) -> set[str]:
     def is_head(name: str) -> bool:
         alone = [module.split("/")[-2] for module in scopes(name)[:-1] if inside[module] == 1]
         of_attention = re.search(r"(attention|attn).*/.*/", name.lower())  # heads are no outputs
-        return not of_attention and any(map(is_head_name, (layer_place(name).layer, *alone)))
+        return not of_attention and any(map(HEAD.fullmatch, (layer_place(name).layer, *alone)))
 
     return set(filter(is_head, kernels))
 
@@ -54,7 +54,9 @@ def _by_place(kernels: list[Parameter], tree: Parameters) -> set[str]:
     tables = {
         (module, p.shape[::-1])
         for p in tree.each.values()
-        if p.ndim == 2 and p.reason == "embedding" and not _is_of_positions(p)
+        if p.ndim == 2 and p.reason == "embedding"
+        # A table of positions or types is not one of tokens.
+        if not any(has(POSITION_WORDS, part) for part in path_of(p.name)[1:])
         for module in scopes(p.name)[:2]  # with and without a layer of its own
     }
     return {
@@ -62,8 +64,3 @@ def _by_place(kernels: list[Parameter], tree: Parameters) -> set[str]:
         for p, shape in ends.items()
         if (p.place.scope, shape) in tables and common[shape] == 1
     }
-
-
-def _is_of_positions(p: Parameter) -> bool:
-    """Whether a table is one of positions or types."""
-    return any(has(POSITION_WORDS, part) for part in path_of(p.name)[1:])

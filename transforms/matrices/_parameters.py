@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from . import _names as names
 from ._form import MatrixAxes
@@ -18,7 +18,20 @@ Shape = tuple[int, ...]
 
 
 class Parameters(dict[str, Shape]):
-    """The shapes of parameters by the names that the rule reads, and what all of them say."""
+    """The shapes of parameters by the names that the rule reads, and what all of them say.
+
+    `norms` are the shapes of all norms inside of each module that has some, `own_norms` those of
+    each module that has a norm of its own, not in another module.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape]):
+        super().__init__(shapes)
+        self.norms: dict[str, list[Shape]] = {}
+        self.own_norms: dict[str, list[Shape]] = {}
+        for name in filter(names.is_of_norm, self):
+            for depth, scope in enumerate(names.scopes(name)):
+                for norms in (self.norms, self.own_norms)[: 2 if depth < 2 else 1]:
+                    norms.setdefault(scope, []).append(self[name])
 
     @functools.cached_property
     def each(self) -> dict[str, Parameter]:
@@ -38,23 +51,6 @@ class Parameters(dict[str, Shape]):
         """By the axis of layers, 0, 1 or -1: the shapes without it."""
         less = lambda x, axis: (*x[:axis], *x[axis:][1:]) if len(x) > 1 else x  # noqa: E731
         return {a: Parameters({name: less(x, a) for name, x in self.items()}) for a in (0, 1, -1)}
-
-    @functools.cached_property
-    def norms(self) -> dict[str, list[Shape]]:
-        """The shapes of all norms inside of each module that has some."""
-        return self._norms(None)
-
-    @functools.cached_property
-    def own_norms(self) -> dict[str, list[Shape]]:
-        """The same of each module that has a norm of its own, not in another module."""
-        return self._norms(2)
-
-    def _norms(self, modules: int | None) -> dict[str, list[Shape]]:
-        norms: dict[str, list[Shape]] = {}
-        for name in filter(names.is_of_norm, self):
-            for scope in names.scopes(name)[:modules]:
-                norms.setdefault(scope, []).append(self[name])
-        return norms
 
     @functools.cached_property
     def layer_axes(self) -> dict[str, frozenset[int]]:
@@ -85,6 +81,11 @@ class Parameter:
         self.ndim = len(self.shape)
         self.place, self.last = names.layer_place(name), names.path_of(name)[2]
         self.output_first = names.is_output_first(self.last)
+        # The module of its layer, and the one around it
+        self.near = names.scopes(self.place.scope)[:2]
+        # The innermost module around it that has norms inside, and their shapes
+        self.scope_of_norms = next(filter(tree.norms.__contains__, names.scopes(name)), None)
+        self.norms = tree.norms.get(self.scope_of_norms or "", [])
 
     def sizes(self, axes: Iterable[int]) -> Shape:
         """The sizes of some axes."""
@@ -218,7 +219,7 @@ class Parameter:
         bias may be `shared` where its matrices may share one, as those of a local convolution
         always may.
         """
-        batch, rows, columns = axes.sides(self.ndim)
+        batch, rows, columns = axes.positions(self.ndim)
         outputs, every = self.sizes(columns), range(self.ndim)
         expected = [*outputs]
         for axis in batch:
@@ -248,16 +249,6 @@ class Parameter:
         return [(tuple(a for a in every if a not in others), others) for others in of_bias]
 
     # By the norms around it
-
-    @property
-    def scope_of_norms(self) -> str | None:
-        """The innermost module around it that has norms inside."""
-        return next((x for x in names.scopes(self.name) if x in self.tree.norms), None)
-
-    @property
-    def norms(self) -> list[Shape]:
-        """The shapes of the norms in this module."""
-        return self.tree.norms.get(self.scope_of_norms or "", [])
 
     @functools.cached_property
     def axes_of_layers(self) -> frozenset[int]:
@@ -329,11 +320,6 @@ class Parameter:
     # By the layers beside it
 
     @property
-    def near(self) -> tuple[str, ...]:
-        """The module of its layer, and the one around it."""
-        return names.scopes(self.place.scope)[:2]
-
-    @property
     def beside(self) -> list[Parameter]:
         """The same parameters of the other layers of the module."""
         return [p for p in self.tree.places[self.place.scope, self.place.within] if p is not self]
@@ -349,14 +335,12 @@ class Parameter:
         return next(iter(by_shape.values())) if len(by_shape) == 1 else None
 
     @property
-    def swapped(self) -> list[set[int]]:
-        """The pairs of axes that a layer beside it has the other way round: `up` and `down`."""
+    def swapped(self) -> tuple[int, ...]:
+        """The only two axes that a layer beside it has the other way round: `up` and `down`."""
         beside, every = {p.shape for p in self.beside} - {self.shape}, range(self.ndim)
-        return [
-            {i, j}
-            for i, j in itertools.combinations(every, 2)
-            if self.sizes({i: j, j: i}.get(axis, axis) for axis in every) in beside
-        ]
+        turned = lambda i, j: self.sizes({i: j, j: i}.get(a, a) for a in every)  # noqa: E731
+        pairs = [x for x in itertools.combinations(every, 2) if turned(*x) in beside]
+        return pairs[0] if len(pairs) == 1 else ()
 
     @property
     def axis_of_experts(self) -> int | None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes, merged, reading, stacked
 from ._names import LOCAL, OF_MLP, SPELLED, TRANSPOSED
 from ._parameters import Parameter
 
 HEADS = MatrixAxes(0, (1, 2))  # (features, heads, head_dim)
-FROM_HEADS = MatrixAxes((0, 1), 2)  # (heads, head_dim, features)
+FROM_HEADS = MatrixAxes((-3, -2), -1)  # (..., heads, head_dim, features)
 HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
 
 
@@ -79,12 +79,11 @@ def _attention(p: Parameter) -> Readings:
         return ()
     out = p.role == "out"
     last, first, layers = _by_siblings(p)
-    heads, dim = p.shape[:2] if out else p.shape[1:]
-    usual = Reading(FROM_HEADS if out else HEADS, f"{heads} heads of {dim}")
+    usual = _heads(p, FROM_HEADS if out else HEADS)
     # Whether the siblings say so, by reading
     said = {usual: last or (out and first), reading(p.shape, MatrixAxes(1, 2)): layers}
     if not out:
-        said[_heads_first(p)] = first
+        said[_heads(p, HEADS_FIRST)] = first
     fitting = tuple(r for r in said if p.fits_bias(r.axes))
     if not fitting:
         by_siblings = tuple(filter(said.get, said))
@@ -109,13 +108,15 @@ def _scanned_attention(p: Parameter) -> Readings:
     out, turned = p.sibling("out"), (*p.shape[:2], p.shape[3], p.shape[2])
     if p.role == "out" or (p.bias is not None if out is None else out.shape != turned):
         return both
-    heads_first = _heads_first(p)._replace(ambiguous=True)
+    heads_first = _heads(p, HEADS_FIRST, ambiguous=True)
     return (*both, heads_first) if out is None else (heads_first, *both)
 
 
-def _heads_first(p: Parameter) -> Reading:
-    axes = behind(HEADS_FIRST, p.ndim, None)
-    return Reading(axes, f"{p.shape[-3]} heads of {p.shape[-1]}")
+def _heads(p: Parameter, axes: MatrixAxes, *, ambiguous: bool = False) -> Reading:
+    """The reading of axes with heads and their dimension as one side."""
+    axes = behind(axes, p.ndim, None)
+    heads, dim = p.sizes(axes.columns if isinstance(axes.rows, int) else axes.rows)
+    return Reading(axes, f"{heads} heads of {dim}", ambiguous)
 
 
 def _by_siblings(p: Parameter) -> tuple[bool, bool, bool]:
@@ -225,7 +226,7 @@ def _kernel(p: Parameter, output: int) -> Reading:
 
 def _is_square(p: Parameter, kernel: Reading) -> bool:
     """Whether the kernel is as high as wide under this reading."""
-    _, inputs, (output,) = kernel.axes.sides(p.ndim)
+    _, inputs, (output,) = kernel.axes.positions(p.ndim)
     spatial = inputs[1:] if output in (0, 1) else inputs[:-1]  # the channels are beside each other
     return len({p.shape[axis] for axis in spatial}) == 1
 
@@ -276,17 +277,15 @@ def _lora_factors(p: Parameter) -> Readings:
 
 # Stacks of layers or experts, and merged axes
 
-Ends = int | tuple[int, ...]
-_MERGED: dict[int, tuple[tuple[Ends, Ends], ...]] = {
+Ends = Sequence[Sequence[int | tuple[int, ...]]]  # of inputs and outputs
+_MERGED: dict[int, Ends] = {
     3: ((0, 2), ((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)),
     4: ((1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)),
 }
 """By the number of axes: layers on axis 1, and one end of a matrix that has two axes."""
 
 
-def _readings_of(
-    p: Parameter, ends: tuple[tuple[Ends, Ends], ...], output_first: bool = False
-) -> Readings:
+def _readings_of(p: Parameter, ends: Ends, output_first: bool = False) -> Readings:
     """The readings with these inputs and outputs, or with outputs before inputs."""
     pairs = ((b, a) if output_first else (a, b) for a, b in ends)
     return tuple(reading(p.shape, behind(MatrixAxes(a, b), p.ndim, None)) for a, b in pairs)
@@ -296,14 +295,13 @@ def _others(p: Parameter) -> Readings:
     """The readings of any other parameter, also of S5's `B (out, in, 2)`; a bias is evidence."""
     inputs = p.inputs_of_experts
     turned = p.output_first if inputs is None else inputs == -1
-    stack, *more = _readings_of(p, ((-2, -1), *_MERGED.get(p.ndim, ())), turned)
-    readings = (stack, *more)
+    stack = _readings_of(p, ((-2, -1),), turned)
+    readings = (*stack, *_readings_of(p, _MERGED.get(p.ndim, ()), turned))
     if p.ndim == 4:
         kernel = _kernel(p, 0 if turned else 3)
-        readings = (kernel, stack) if _is_square(p, kernel) else (stack, kernel, *more)
-    if p.ndim > 3 and len(p.swapped) == 1:  # the inputs and the outputs, in their order
-        first, last = sorted(p.swapped[0])
-        readings = besides(readings, _readings_of(p, ((first, last),), p.output_first))
+        readings = (kernel, *stack) if _is_square(p, kernel) else (*stack, kernel, *readings[1:])
+    if p.ndim > 3 and p.swapped:  # the inputs and the outputs, in their order
+        readings = besides(readings, _readings_of(p, (p.swapped,), p.output_first))
     if p.shape[-1] == 2:
         readings += _readings_of(p, ((-3, -2), (-2, -3)), not turned)
     if p.is_spectral:
@@ -321,12 +319,9 @@ def _einsum(p: Parameter) -> Readings:
         # The other layer has the features and outputs the other way round.
         others = [other.shape[-2:] for other in p.beside]
         turned = shape[-2] != shape[-1] and shape[-2:] in others
-        both = (*_readings_of(p, ((-2, -1),)), *_readings_of(p, ((-1, -2),)))
-        return both[:: -1 if turned else 1]
-    if "vec" in layer or "out" in layer:
-        axes = behind(MatrixAxes((-3, -2), -1), p.ndim, None)
-        return (Reading(axes, f"{shape[-3]} heads of {shape[-2]}", ambiguous=True),)
-    return (_heads_first(p)._replace(ambiguous=True),)
+        return _readings_of(p, ((-2, -1), (-1, -2))[:: -1 if turned else 1])
+    layout = FROM_HEADS if "vec" in layer or "out" in layer else HEADS_FIRST
+    return (_heads(p, layout, ambiguous=True),)
 
 
 def _left(p: Parameter, readings: Readings, kept: Readings = ()) -> Readings:
@@ -344,6 +339,6 @@ def _left(p: Parameter, readings: Readings, kept: Readings = ()) -> Readings:
         fitting = besides(fitting, _by_bias(p))
     return _narrowed(
         fitting or readings,
-        lambda r: len(swapped) != 1 or {*r.axes.named} in swapped or r in kept,
+        lambda r: not swapped or {*r.axes.named} == {*swapped} or r in kept,
         lambda r: experts != 0 or 0 not in r.axes.named,
     )
