@@ -50,9 +50,11 @@ def _axis_names(x: Any) -> tuple[str, tuple[str, ...]] | None:
         first = len(getattr(x.data_array, "shape", ())) - len(named)  # others have positions
         return ("penzai", (*[""] * first, *named)) if named and first >= 0 else None
     letters, axes = getattr(x, "dim_annotation", None), getattr(x, "axes", None)
-    if hasattr(x, "array") and isinstance(letters, str):
+    if not hasattr(x, "array"):
+        return None
+    if isinstance(letters, str):
         return "simply", tuple(letters)
-    return ("haliax", (*_listed(axes),)) if hasattr(x, "array") and type(axes) is tuple else None
+    return ("haliax", tuple(_listed(axes))) if isinstance(axes, tuple) else None
 
 
 def _is_layer(x: Any) -> bool:

@@ -198,8 +198,7 @@ class MatrixForm:
     name: str  # the parameter's path; of a part, with its number
     parameter: str  # the parameter's path
     shape: tuple[int, ...]  # of the parameter
-    permutation: tuple[int, ...]
-    sides: tuple[int, int]  # how many of the axes are of the batch, and how many of the rows
+    axes: tuple[tuple[int, ...], ...]  # of the batch, of the rows, and of the columns
     batch: int
     rows: int
     columns: int  # of the part
@@ -223,7 +222,7 @@ class MatrixForm:
     def is_large_batch(self) -> bool:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
         large = self.rows * self.columns > LARGE
-        return self.sides[0] > 0 and not self.is_tiled and large and not self.is_part
+        return bool(self.axes[0]) and not self.is_tiled and large and not self.is_part
 
     @functools.cached_property
     def is_part(self) -> bool:
@@ -240,12 +239,10 @@ class MatrixForm:
         """Rows and columns of the array after padding."""
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
-    @property
-    def axes(self) -> tuple[tuple[int, ...], ...]:
-        """The axes of the batch, of the rows, and of the columns."""
-        first, second = self.sides[0], sum(self.sides)
-        order = self.permutation
-        return order[:first], order[first:second], order[second:]
+    @functools.cached_property
+    def permutation(self) -> tuple[int, ...]:
+        """All axes, in the order of the matrices."""
+        return sum(self.axes, ())
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
@@ -267,17 +264,14 @@ class MatrixForm:
         x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
         return x[:, : self.rows, : self.columns]
 
-    def joined(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """The parameter from all its parts, in the order of their columns."""
-        x = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
-        inverse = tuple(sorted(range(len(self.shape)), key=self.permutation.__getitem__))
-        return x.reshape([self.shape[a] for a in self.permutation]).transpose(inverse)
-
 
 def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
     """The inverse of `to_matrices`: a parameter from all its parts, in any order."""
-    parts = sorted(parts, key=lambda part: part[0].start)
-    return parts[0][0].joined([form.uncut(x) for form, x in parts])
+    form, pieces = parts[0][0], sorted(parts, key=lambda part: part[0].start)
+    columns = [piece.uncut(x) for piece, x in pieces]
+    x = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=2)
+    inverse = tuple(sorted(form.permutation, key=form.permutation.__getitem__))
+    return x.reshape([form.shape[a] for a in form.permutation]).transpose(inverse)
 
 
 def matrix_forms(
@@ -285,19 +279,14 @@ def matrix_forms(
 ) -> tuple[MatrixForm, ...]:
     """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts."""
     _check_axes(name, shape, axes)
-    batch, rows, columns_of = axes.positions(len(shape))
-    if len({*rows, *columns_of}) < len(rows) + len(columns_of):
+    sides = axes.positions(len(shape))
+    batch, rows, all_columns = (math.prod(shape[a] for a in side) for side in sides)
+    row_tiles, tile_rows = _tiles(name, "row_heads", rows, axes.row_heads, block_size)
+    parts = axes.column_parts or [all_columns]
+    if sum(parts) != all_columns:
         raise ValueError(
-            f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
-            f"columns={axes.columns} name an axis twice, but each axis may be named only once."
-        )
-    sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns_of)]
-    row_tiles, tile_rows = _tiles(name, "row_heads", sizes[1], axes.row_heads, block_size)
-    parts = axes.column_parts or sizes[2:]
-    if sum(parts) != sizes[2]:
-        raise ValueError(
-            f"the parameter {name!r} has {sizes[2]} columns, but column_parts={axes.column_parts} "
-            f"are {sum(parts)}; they must add up to {sizes[2]}."
+            f"the parameter {name!r} has {all_columns} columns, but "
+            f"column_parts={axes.column_parts} are {sum(parts)}; they must add up to {all_columns}."
         )
     forms = []
     for number, columns in enumerate(parts):
@@ -308,10 +297,9 @@ def matrix_forms(
             name=f"{name}/{number}" if len(parts) > 1 else name,
             parameter=name,
             shape=shape,
-            permutation=(*batch, *rows, *columns_of),
-            sides=(len(batch), len(rows)),
-            batch=sizes[0],
-            rows=sizes[1],
+            axes=sides,
+            batch=batch,
+            rows=rows,
             columns=columns,
             row_tiles=row_tiles,
             column_tiles=column_tiles,
@@ -332,6 +320,12 @@ def _check_axes(name: str, shape: tuple[int, ...], axes: MatrixAxes) -> None:
                     f"the parameter {name!r} has shape {shape} and no axis {axis} for "
                     f"{what}={side}; axes must be in {-ndim} to {ndim - 1}."
                 )
+    _, rows, columns = axes.positions(ndim)
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise ValueError(
+            f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
+            f"columns={axes.columns} name an axis twice, but each axis may be named only once."
+        )
 
 
 def _tiles(name: str, what: str, size: int, heads: int, block_size: int | None) -> tuple[int, int]:

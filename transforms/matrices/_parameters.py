@@ -277,8 +277,7 @@ class Parameter:
 
         With four axes the norms of a part of attention may be those of the heads of scanned layers.
         """
-        inputs = ("query", "key", "value")
-        of_heads = self.role in inputs or (self.role and any(map(self.sibling, inputs)))
+        of_heads = self.role and any(map(self.sibling, ("query", "key", "value")))
         fits = self.is_staged and self.ndim > (4 if of_heads else 3)
         return self.tree.of_one_layer[0].each[self.name] if fits else None
 
