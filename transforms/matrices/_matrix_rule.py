@@ -175,7 +175,7 @@ class MatrixRule:
         return {name: x for name, x in treatments.items() if not isinstance(x, tuple)}
 
     def _treatment(
-        self, p: Parameter, known: str | None, *, selected: bool
+        self, p: Parameter, known: Treatment | Readings | None, *, selected: bool
     ) -> Treatment | Readings:
         """What its box says, or else the family, or else the rule; and whether it is a guess."""
         if known is None and self.family is not None:

@@ -115,7 +115,7 @@ def _scanned_attention(p: Parameter) -> Readings:
 def _heads(p: Parameter, axes: MatrixAxes, *, ambiguous: bool = False) -> Reading:
     """The reading of axes with heads and their dimension as one side."""
     axes = behind(axes, p.ndim, None)
-    heads, dim = p.sizes(axes.columns if isinstance(axes.rows, int) else axes.rows)
+    heads, dim = next(p.sizes(x) for x in axes.positions(p.ndim)[1:] if len(x) == 2)
     return Reading(axes, f"{heads} heads of {dim}", ambiguous)
 
 
