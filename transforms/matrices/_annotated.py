@@ -18,7 +18,7 @@ import jax
 
 from .._paths import NamedLeaves, is_hole
 from ._form import MatrixAxes, merged
-from ._names import is_head_name
+from ._names import HEAD
 from ._parameters import Parameter, Parameters
 
 _BATCH = re.compile(r"(layers?|blocks?|stack(ed)?|experts?|q?kv)(_\d+)?")
@@ -33,42 +33,33 @@ def annotated(
     `read` are the names that the rule reads, by path, and `parameters` has these.
     """
     names = iter(named.names)  # of leaves, in the order of the boxes around them
-    axes_by_name: dict[str, MatrixAxes | str] = {}
-    ends = lambda x: _has_axis_names(x) or _is_layer(x) or is_hole(x)  # noqa: E731
-    for node in jax.tree.leaves(params, is_leaf=ends):
-        boxes = jax.tree.leaves(node, is_leaf=lambda x: _has_axis_names(x) or is_hole(x))
-        for box in boxes:
-            paths = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
-            tells = _has_axis_names(box)
-            axes = _axes_of_box(parameters.each[read[paths[0]]], box, node) if tells else None
-            if axes is not None:
-                axes_by_name[paths[0]] = axes
-    return axes_by_name
+    found: dict[str, MatrixAxes | str | None] = {}
+    tells = lambda x: is_hole(x) or _axis_names(x) is not None  # noqa: E731
+    for node in jax.tree.leaves(params, is_leaf=lambda x: tells(x) or _is_layer(x)):
+        for box in jax.tree.leaves(node, is_leaf=tells):
+            path, *_ = itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole)))
+            if known := _axis_names(box):
+                found[path] = _axes_of_box(parameters.each[read[path]], *known, node)
+    return {path: axes for path, axes in found.items() if axes is not None}
 
 
-def _has_axis_names(x: Any) -> bool:
-    return _letters(x) is not None or _annotated_axes(x) is not None
+def _axis_names(x: Any) -> tuple[str, tuple[str, ...]] | None:
+    """The code base of a box, and the names of its axes."""
+    if hasattr(x, "data_array"):
+        named = tuple(map(str, getattr(x, "named_axes", None) or ()))
+        first = len(getattr(x.data_array, "shape", ())) - len(named)  # others have positions
+        return ("penzai", (*[""] * first, *named)) if named and first >= 0 else None
+    letters, axes = getattr(x, "dim_annotation", None), getattr(x, "axes", None)
+    if not hasattr(x, "array"):
+        return None
+    if isinstance(letters, str):
+        return "simply", tuple(letters)
+    return ("haliax", tuple(_listed(axes))) if isinstance(axes, tuple) else None
 
 
 def _is_layer(x: Any) -> bool:
     has_ends = getattr(x, "In", None) is not None and getattr(x, "Out", None) is not None
-    return has_ends and _annotated_axes(getattr(x, "weight", None)) is not None
-
-
-def _letters(x: Any) -> str | None:
-    letters = getattr(x, "dim_annotation", None)
-    return letters if isinstance(letters, str) and hasattr(x, "array") else None
-
-
-def _annotated_axes(x: Any) -> tuple[str, ...] | None:
-    if hasattr(x, "data_array"):
-        x, names = x.data_array, getattr(x, "named_axes", None)
-        first = len(getattr(x, "shape", ())) - len(names or ())  # others have positions
-        return (*[""] * first, *map(str, names)) if names and first >= 0 else None
-    axes = getattr(x, "axes", None)
-    if not (hasattr(x, "array") and isinstance(axes, tuple)):
-        return None
-    return tuple(_listed(axes))
+    return has_ends and _axis_names(getattr(x, "weight", None)) is not None
 
 
 def _listed(spec: Any) -> Iterator[str]:
@@ -79,17 +70,17 @@ def _listed(spec: Any) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(_listed, spec))
 
 
-def _axes_of_box(p: Parameter, box: Any, node: Any) -> MatrixAxes | str | None:
-    letters, axes = _letters(box), _annotated_axes(box)
-    family = "penzai" if hasattr(box, "data_array") else "haliax"
-    if letters is not None:
-        rows, columns = ([i for i, x in enumerate(letters) if x == end] for end in "io")
-        return _axes_of_sides(rows, columns, "simply")
-    if axes is None or p.reason is not None:
+def _axes_of_box(
+    p: Parameter, family: str, axes: Sequence[str], node: Any
+) -> MatrixAxes | str | None:
+    if family == "simply":
+        rows, columns = ([i for i, x in enumerate(axes) if x == end] for end in "io")
+        return _axes_of_sides(rows, columns, family)
+    if p.reason is not None:
         return p.reason
     if _is_layer(node) and p.place.within == "/weight":
         return _of_layer(axes, node)
-    if "vocab" in axes and not is_head_name(p.place.layer):
+    if "vocab" in axes and not HEAD.fullmatch(p.place.layer):
         return "embedding"
     return _by_names(p, axes, family)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes
-from ._names import LOCAL, TRANSPOSED
+from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes, stacked
+from ._names import DEPTHWISE, LOCAL, TRANSPOSED
 from ._parameters import Parameter
-from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, axes_of, heads_come_first, with_layers
+from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, besides, choices_of, heads_come_first
 
 
 class Entry(NamedTuple):
@@ -29,6 +29,20 @@ class Entry(NamedTuple):
     assumed: bool = False  # whether layers may be stacked where no bias and no norms say so
     alone: bool = True  # whether one layer alone is of the entry
 
+    def knows(self, p: Parameter) -> bool:
+        """Whether the path and the number of axes are of the entry."""
+        of_layers = not isinstance(self.axes, str) and p.ndim - 1 in self.ndims
+        return (p.ndim in self.ndims or of_layers) and bool(re.fullmatch(self.pattern, p.name))
+
+    def reading(self, p: Parameter, place: int | None) -> Reading:
+        """The reading with layers on an axis, or without layers."""
+        axes = self.axes(p.ndim - (place is not None)) if callable(self.axes) else self.axes
+        assert isinstance(axes, MatrixAxes)
+        if place is not None:
+            return stacked(p.shape, axes, place)
+        axes = behind(axes, p.ndim, None)
+        return Reading(axes, f"inputs on axis {axes.rows}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -40,78 +54,53 @@ class Family:
 
     def __call__(self, p: Parameter) -> MatrixAxes | str | Readings | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
-        if p.in_stage is not None:
-            return _behind_stages(self(p.in_stage), p)
-        asked: dict[MatrixAxes, int | None] = {}
+        one = p.in_stage or p
+        found: dict[MatrixAxes, Reading] = {}
+        sure = True
         for entry in self.entries:
-            of_layers = not isinstance(entry.axes, str) and p.ndim - 1 in entry.ndims
-            known = (p.ndim in entry.ndims or of_layers) and re.fullmatch(entry.pattern, p.name)
-            fits = bool(known) and entry.fits(p)
+            fits = entry.knows(one) and entry.fits(one)
             if fits is False:
                 continue
             if isinstance(entry.axes, str):
                 return f"{entry.axes} ({self.name})"
-            fitting = self._fitting(entry, p)
-            if asked or fits is None or len({*fitting.values()}) > 1:
-                asked |= {axes: place for place, axes in fitting.items()}
-                if fits is None:
-                    continue
+            fitting = self._fitting(entry, one)
+            found |= {r.axes: r for r in fitting}
+            sure = sure and (fits is True or not fitting)
+            if fits and found:
                 break
-            for axes in fitting.values():
-                return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
-        return _asked(asked, p) if asked else None
+        if not found:
+            return None
+        sure = sure and len(found) == 1
+        readings = (*found.values(),) if sure else besides((*found.values(),), choices_of(one))
+        if one is not p:  # layers are behind an axis of stages
+            readings = tuple(r._replace(axes=behind(r.axes, p.ndim, 0)) for r in readings)
+        if not sure:
+            return readings
+        return dataclasses.replace(readings[0].axes, said_by=f"axes of the family {self.name}")
 
-    def _fitting(self, entry: Entry, p: Parameter) -> dict[int | None, MatrixAxes]:
-        """The axes of the entry that a bias and norms allow, by the axis of layers."""
-        layout = entry.axes
+    def _fitting(self, entry: Entry, p: Parameter) -> Readings:
+        """The readings of the entry that a bias and norms allow, by the axis of layers."""
         # The height of a kernel may be the number of layers elsewhere by chance.
-        evident = p.layer_axes(near=callable(layout))
-        alone = p.ndim in entry.ndims and entry.alone
-        of_layers = [0, 1, *evident - {0, 1}] if p.ndim - 1 in entry.ndims else []
-        allowed: dict[int | None, MatrixAxes] = {}
-        for place in ([None] if alone else []) + of_layers:
-            axes = layout(p.ndim - (place is not None)) if callable(layout) else layout
-            assert isinstance(axes, MatrixAxes)
-            if _agree(p, place):
-                allowed[place] = behind(axes, p.ndim, place)
+        evident = p.layer_axes(near=callable(entry.axes))
+        alone, of_layers = p.ndim in entry.ndims and entry.alone, p.ndim - 1 in entry.ndims
+        possible = (*[None] * alone, *[0, 1, *evident - {0, 1}] * of_layers)
+        allowed = {place: entry.reading(p, place) for place in possible if _agree(p, place)}
         if p.bias is not None:
             # `(D, H, K)` with `(H, K)` may be one matrix.
-            fits = {x for x, axes in allowed.items() if p.fits_bias(axes, loose=x is None)}
-            exact = fits & {None} if (0,) in p.inputs_by_bias else fits
-            places = {None, *evident} & exact or exact
-        elif evident:
-            places = {*evident}
+            fits = {x for x, r in allowed.items() if p.fits_bias(r.axes, loose=x is None)}
+            exact = fits & {None} if p.bias == p.shape[1:] else fits
+            likely = {None, *evident} & exact or exact
         else:
-            places = {None, *([self.layers or 0] if entry.assumed else [])}
-        certain = [x for x in (None, self.layers) if x in places and x in allowed][:1]
-        if {0, 1} <= places and p.shape[0] < p.shape[1] and certain == [1]:
+            likely = {*evident} or {None, *[self.layers or 0] * entry.assumed}
+        certain = [x for x in (None, self.layers) if x in likely and x in allowed][:1]
+        if {0, 1} <= likely and p.shape[0] < p.shape[1] and certain == [1]:
             certain = []  # features are more than layers
-        return {place: axes for place, axes in allowed.items() if place in (certain or places)}
-
-
-def _behind_stages(known: MatrixAxes | str | Readings | None, p: Parameter) -> Any:
-    """What a family says of the matrices of one stage, for all stages."""
-    if isinstance(known, MatrixAxes):
-        return behind(known, p.ndim, 0)
-    if isinstance(known, tuple):
-        return tuple(r._replace(axes=behind(r.axes, p.ndim, 0)) for r in known)
-    return known
-
-
-def _asked(fitting: Mapping[MatrixAxes, int | None], p: Parameter) -> Readings:
-    """The readings that fit, with layers on one axis or the other, and those of the default."""
-    asked = [
-        Reading(axes, f"inputs on axis {axes.rows}") if a is None else with_layers(p, axes, a)
-        for axes, a in fitting.items()
-    ]
-    others = axes_of(p)
-    more = others if isinstance(others, tuple) else ()
-    return (*asked, *(r for r in more if r.axes not in fitting))
+        return tuple(r for place, r in allowed.items() if place in (certain or likely))
 
 
 def _agree(p: Parameter, place: int | None) -> bool:
     """Whether queries and outputs beside each other have as many layers and heads."""
-    query, out = (p if p.role == role else p.sibling(role) for role in ("query", "out"))
+    query, out = p.sibling("query"), p.sibling("out")
     if query is None or out is None or not query.ndim == out.ndim == p.ndim:
         return True
     q, o = ([n for i, n in enumerate(x.shape) if i != place] for x in (query, out))
@@ -119,12 +108,19 @@ def _agree(p: Parameter, place: int | None) -> bool:
     return alike and (len(q) != 3 or o[0] in q[:2])
 
 
+# When an entry fits
+
+
 def _is_matrix(p: Parameter) -> bool:
     return p.is_named and not p.is_depthwise and not p.is_spectral
 
 
-def _is_any_conv(p: Parameter) -> bool:
-    return p.is_convolution and not p.is_called(LOCAL) and _is_matrix(p)
+def _is_conv(p: Parameter, *, transposed: bool = False) -> bool:
+    is_conv = p.is_convolution and not p.is_called(LOCAL) and _is_matrix(p)
+    return is_conv and p.is_called(TRANSPOSED) == transposed
+
+
+_is_transposed_conv = functools.partial(_is_conv, transposed=True)
 
 
 def _is_kernel(p: Parameter) -> bool | None:
@@ -132,24 +128,16 @@ def _is_kernel(p: Parameter) -> bool | None:
 
     None if only the number of its axes says so, or that it has no layers.
     """
-    by_name = p.is_convolution and (p.ndim == 4 or bool(p.layer_axes(near=True)))
     # What the default rule decides is something else, such as a factor of LoRA.
-    if not _is_matrix(p) or (not p.is_convolution and isinstance(axes_of(p), MatrixAxes)):
+    if not _is_matrix(p) or not (p.is_convolution or choices_of(p)):
         return False
+    by_name = p.is_convolution and (p.ndim == 4 or bool(p.layer_axes(near=True)))
     return by_name or p.bias is not None or len({*p.shape[2:]}) == 1 or None
 
 
 def _are_experts(p: Parameter) -> bool:
     """Whether experts come first, unless a router or siblings in an attention say otherwise."""
-    return _is_matrix(p) and p.axis_of_experts != 1 and isinstance(axes_of(p), tuple)
-
-
-def _is_conv(p: Parameter) -> bool:
-    return _is_any_conv(p) and not p.is_called(TRANSPOSED)
-
-
-def _is_transposed_conv(p: Parameter) -> bool:
-    return _is_any_conv(p) and p.is_called(TRANSPOSED)
+    return _is_matrix(p) and p.axis_of_experts != 1 and bool(choices_of(p))
 
 
 def _is_of_places(p: Parameter) -> bool | None:
@@ -168,27 +156,22 @@ def _equinox_conv(p: Parameter) -> bool | None:
     None if it may be layers of one output each.
     """
     of_bias = _is_matrix(p) and p.bias == (p.shape[0], 1)
-    return _is_any_conv(p) or (None if of_bias and p.shape[1] == 1 else of_bias)
+    by_name = _is_conv(p) or _is_transposed_conv(p)
+    return by_name or (None if of_bias and p.shape[1] == 1 else of_bias)
 
 
 def _inputs_on(axis: int) -> Callable[[Parameter], bool | None]:
     """Whether experts have their inputs on this axis; None if nothing tells."""
 
     def fits(p: Parameter) -> bool | None:
-        inputs = p.inputs_of_experts if _is_matrix(p) else 0
-        return None if inputs is None else inputs == axis
+        inputs = p.inputs_of_experts
+        return _is_matrix(p) and (None if inputs is None else inputs == axis)
 
     return fits
 
 
 def _heads_last(p: Parameter) -> bool:
-    """Whether siblings do not say that heads come first."""
     return not heads_come_first(p)
-
-
-def _surely_heads_last(p: Parameter) -> bool:
-    """The siblings say so, or a bias, which KerasHub's Gemma does not have."""
-    return heads_come_first(p) is False or p.bias is not None
 
 
 # Layouts of one layer
@@ -273,17 +256,17 @@ MAXTEXT = Family(
     ),
     layers=1,
 )
-_KERAS_DEPTHWISE = r"(.*/)?\w*(depthwise|dw_?conv|(?<![a-z])dw(?![a-z]))\w*/kernel"
+_KERAS_DEPTHWISE = rf"(.*/)?\w*({DEPTHWISE.pattern})\w*/kernel|.*/depthwise_kernel"
 _QKV = r".*/(query|key|value)/kernel"
 KERAS = Family(
     "keras",
     (
         # KerasHub's Gemma has (heads, features, head_dim).
         Entry(_QKV, HEADS_FIRST, (3,), lambda p: heads_come_first(p) is True),
-        Entry(_QKV, HEADS, (3,), _surely_heads_last),
+        # Its Gemma has no bias.
+        Entry(_QKV, HEADS, (3,), lambda p: heads_come_first(p) is False or p.bias is not None),
         Entry(r".*/attention_output/kernel", FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
-        Entry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
         Entry(_KERAS_DEPTHWISE, "depthwise convolution", (3, 4)),
         Entry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _kernel(-2), (3, 4, 5)),
         Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _kernel(-1), (3, 4, 5), _is_matrix),

@@ -95,6 +95,11 @@ class MatrixAxes:
         """The axes of the rows and of the columns."""
         return (*as_tuple(self.rows), *as_tuple(self.columns))
 
+    def positions(self, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The axes of the batch, of the rows and of the columns, counted from 0."""
+        rows, columns = (tuple(a % ndim for a in as_tuple(x)) for x in (self.rows, self.columns))
+        return tuple(a for a in range(ndim) if a not in (*rows, *columns)), rows, columns
+
     def exist_in(self, ndim: int) -> bool:
         """Whether an array with `ndim` axes has all these axes."""
         return all(-ndim <= axis < ndim for axis in self.named)
@@ -167,18 +172,23 @@ def merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def reading(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
     """The reading of all axes but those of the matrix as layers or experts, if there are any."""
-    batch = [axis for axis in range(len(shape)) if axis not in axes.named]
+    batch, *sides = axes.positions(len(shape))
     if not batch:
-        rows, columns = (
-            math.prod(shape[x] for x in as_tuple(y)) for y in (axes.rows, axes.columns)
-        )
+        rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
         return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
     layers, matrix = (
         "×".join(str(size) for axis, size in enumerate(shape) if (axis in batch) == of_layers)
         for of_layers in (True, False)
     )
-    along = "" if batch == [*range(len(batch))] else f", along axis {batch[-1]}"
+    along = "" if batch == (*range(len(batch)),) else f", along axis {batch[-1]}"
     return Reading(axes, f"{layers} layers or experts of {matrix}{along}", ambiguous=True)
+
+
+def stacked(shape: tuple[int, ...], one: MatrixAxes, place: int) -> Reading:
+    """The reading of the axes of one layer, with layers on an axis, -1 or counted from 0."""
+    where = "the last axis" if place == -1 else f"axis {place}"
+    axes = behind(one, len(shape), place)
+    return Reading(axes, f"{where} is {shape[place]} layers", ambiguous=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +198,7 @@ class MatrixForm:
     name: str  # the parameter's path; of a part, with its number
     parameter: str  # the parameter's path
     shape: tuple[int, ...]  # of the parameter
-    permutation: tuple[int, ...]
-    sides: tuple[int, int]  # how many of the axes are of the batch, and how many of the rows
+    axes: tuple[tuple[int, ...], ...]  # of the batch, of the rows, and of the columns
     batch: int
     rows: int
     columns: int  # of the part
@@ -213,7 +222,7 @@ class MatrixForm:
     def is_large_batch(self) -> bool:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
         large = self.rows * self.columns > LARGE
-        return self.sides[0] > 0 and not self.is_tiled and large and not self.is_part
+        return bool(self.axes[0]) and not self.is_tiled and large and not self.is_part
 
     @functools.cached_property
     def is_part(self) -> bool:
@@ -230,12 +239,10 @@ class MatrixForm:
         """Rows and columns of the array after padding."""
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
-    @property
-    def axes(self) -> tuple[tuple[int, ...], ...]:
-        """The axes of the batch, of the rows, and of the columns."""
-        first, second = self.sides[0], sum(self.sides)
-        order = self.permutation
-        return order[:first], order[first:second], order[second:]
+    @functools.cached_property
+    def permutation(self) -> tuple[int, ...]:
+        """All axes, in the order of the matrices."""
+        return sum(self.axes, ())
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
@@ -257,40 +264,31 @@ class MatrixForm:
         x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
         return x[:, : self.rows, : self.columns]
 
-    def joined(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """The parameter from all its parts, in the order of their columns."""
-        x = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
-        inverse = tuple(sorted(range(len(self.shape)), key=self.permutation.__getitem__))
-        return x.reshape([self.shape[a] for a in self.permutation]).transpose(inverse)
-
 
 def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
     """The inverse of `to_matrices`: a parameter from all its parts, in any order."""
-    parts = sorted(parts, key=lambda part: part[0].start)
-    return parts[0][0].joined([form.uncut(x) for form, x in parts])
+    form, pieces = parts[0][0], sorted(parts, key=lambda part: part[0].start)
+    columns = [piece.uncut(x) for piece, x in pieces]
+    x = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=2)
+    inverse = tuple(sorted(form.permutation, key=form.permutation.__getitem__))
+    return x.reshape([form.shape[a] for a in form.permutation]).transpose(inverse)
 
 
 def matrix_forms(
     name: str, shape: tuple[int, ...], axes: MatrixAxes, block_size: int | None = None
 ) -> tuple[MatrixForm, ...]:
     """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts."""
-    rows = _positions(name, shape, "rows", axes.rows)
-    columns_of = _positions(name, shape, "columns", axes.columns)
-    if len({*rows, *columns_of}) < len(rows) + len(columns_of):
+    _check_axes(name, shape, axes)
+    sides = axes.positions(len(shape))
+    batch, rows, all_columns = (math.prod(shape[a] for a in side) for side in sides)
+    row_tiles, tile_rows = _tiles(name, "row_heads", rows, axes.row_heads, block_size)
+    parts = axes.column_parts or [all_columns]
+    if sum(parts) != all_columns:
         raise ValueError(
-            f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
-            f"columns={axes.columns} name an axis twice, but each axis may be named only once."
+            f"the parameter {name!r} has {all_columns} columns, but "
+            f"column_parts={axes.column_parts} are {sum(parts)}; they must add up to {all_columns}."
         )
-    batch = tuple(a for a in range(len(shape)) if a not in (*rows, *columns_of))
-    sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns_of)]
-    row_tiles, tile_rows = _tiles(name, "row_heads", sizes[1], axes.row_heads, block_size)
-    parts = axes.column_parts or sizes[2:]
-    if sum(parts) != sizes[2]:
-        raise ValueError(
-            f"the parameter {name!r} has {sizes[2]} columns, but column_parts={axes.column_parts} "
-            f"are {sum(parts)}; they must add up to {sizes[2]}."
-        )
-    forms, start = [], 0
+    forms = []
     for number, columns in enumerate(parts):
         column_tiles, tile_columns = _tiles(
             name, "column_heads", columns, axes.column_heads, block_size
@@ -299,34 +297,35 @@ def matrix_forms(
             name=f"{name}/{number}" if len(parts) > 1 else name,
             parameter=name,
             shape=shape,
-            permutation=(*batch, *rows, *columns_of),
-            sides=(len(batch), len(rows)),
-            batch=sizes[0],
-            rows=sizes[1],
+            axes=sides,
+            batch=batch,
+            rows=rows,
             columns=columns,
             row_tiles=row_tiles,
             column_tiles=column_tiles,
             tile=(tile_rows, tile_columns),
-            start=start,
+            start=sum(parts[:number]),
             said_by=axes.said_by,
         )
         forms.append(form)
-        start += columns
     return tuple(forms)
 
 
-def _positions(
-    name: str, shape: tuple[int, ...], what: str, axes: int | Sequence[int]
-) -> tuple[int, ...]:
-    """The axes that form the rows or the columns, from 0."""
-    axes, ndim = as_tuple(axes), len(shape)
-    for axis in axes:
-        if not -ndim <= axis < ndim:
-            raise ValueError(
-                f"the parameter {name!r} has shape {shape} and no axis {axis} for "
-                f"{what}={axes}; axes must be in {-ndim} to {ndim - 1}."
-            )
-    return tuple(axis % ndim for axis in axes)
+def _check_axes(name: str, shape: tuple[int, ...], axes: MatrixAxes) -> None:
+    ndim = len(shape)
+    for what, side in (("rows", as_tuple(axes.rows)), ("columns", as_tuple(axes.columns))):
+        for axis in side:
+            if not -ndim <= axis < ndim:
+                raise ValueError(
+                    f"the parameter {name!r} has shape {shape} and no axis {axis} for "
+                    f"{what}={side}; axes must be in {-ndim} to {ndim - 1}."
+                )
+    _, rows, columns = axes.positions(ndim)
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise ValueError(
+            f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
+            f"columns={axes.columns} name an axis twice, but each axis may be named only once."
+        )
 
 
 def _tiles(name: str, what: str, size: int, heads: int, block_size: int | None) -> tuple[int, int]:

@@ -20,11 +20,11 @@ from .._paths import check_patterns, matches, named_leaves, shapes_around
 from .._validate import check_fields, check_predicate, shown
 from ._annotated import annotated
 from ._families import NAMES, Family
-from ._form import MatrixAxes, Reading, Readings
+from ._form import MatrixAxes, Reading, Readings, as_tuple
 from ._names import OF_CHANNELS, Shapes, as_read
 from ._output_layer import find_output_layer
 from ._parameters import Parameter, Parameters
-from ._readings import axes_of, per_head
+from ._readings import axes_of
 from ._specification import specified
 
 Treatment = MatrixAxes | str
@@ -150,43 +150,49 @@ class MatrixRule:
             check_real(name, leaf)
         shapes = shapes_around(named)
         read = as_read(shapes)
-        parameters = Parameters((read[name], shape) for name, shape in shapes.items())
+        parameters = Parameters({read[name]: shape for name, shape in shapes.items()})
         boxed = annotated(params, named, read, parameters)
         specification = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
         excluded = _selected("output_layer", complete.output_layer, leaves, named.names) or ()
         chosen = _selected("matrices", complete.matrices, leaves, named.names)
 
-        def treatment(name: str) -> Treatment | Readings:
-            if name in excluded:
-                return "output layer"
-            if name in specification:
-                return specification[name] or "weight_dimension_numbers is None"
-            if chosen is not None and name not in chosen:
-                return "not selected by matrices"
-            p, selected, known = parameters.each[read[name]], chosen is not None, boxed.get(name)
-            if isinstance(known, MatrixAxes):
-                return known
-            if known is None and self.family is not None:
-                known = self.family(p)
-            if known is None or (selected and isinstance(known, str)):
-                known = _by_rule(p, selected=selected)
-            if not isinstance(known, MatrixAxes):
-                return known
-            if self.head_wise:
-                known = per_head(p, known)
-            guess = None if selected else _guess(p, known)
-            if guess is None:
-                return known
-            if self.guess:
-                return dataclasses.replace(known, said_by=guess)
-            return _as_questions(known, guess)
+        # The user's word goes before that of a box.
+        said: dict[str, Treatment] = {n: x for n, x in boxed.items() if isinstance(x, MatrixAxes)}
+        if chosen is not None:
+            said |= dict.fromkeys(leaves.keys() - chosen, "not selected by matrices")
+        said |= {n: x or "weight_dimension_numbers is None" for n, x in specification.items()}
+        said |= dict.fromkeys(excluded, "output layer")
 
-        treatments = {name: treatment(name) for name in leaves}
+        def treatment(name: str) -> Treatment | Readings:
+            p = parameters.each[read[name]]
+            return self._treatment(p, boxed.get(name), selected=chosen is not None)
+
+        treatments = {name: said.get(name) or treatment(name) for name in leaves}
         unclear = {name: x for name, x in treatments.items() if isinstance(x, tuple)}
         if unclear:
             raise _unspecified(unclear, shapes, named.names)
         return {name: x for name, x in treatments.items() if not isinstance(x, tuple)}
+
+    def _treatment(
+        self, p: Parameter, known: Treatment | Readings | None, *, selected: bool
+    ) -> Treatment | Readings:
+        """What its box says, or else the family, or else the rule; and whether it is a guess."""
+        if known is None and self.family is not None:
+            known = self.family(p)
+        if known is None or (selected and isinstance(known, str)):
+            known = _by_rule(p, selected=selected)
+        if not isinstance(known, MatrixAxes):
+            return known
+        if self.head_wise:
+            known = _per_head(p, known)
+        guess = None if selected else _guess(p, known)
+        if guess is None:
+            return known
+        if self.guess:
+            return dataclasses.replace(known, said_by=guess)
+        turned = Reading(MatrixAxes(known.columns, known.rows), "outputs first")
+        return (Reading(known, guess), *[turned] * (len(known.named) == 2))
 
 
 Matrices = Selection | MatrixRule | None
@@ -216,24 +222,30 @@ def as_rule(
 def _by_rule(p: Parameter, *, selected: bool) -> Treatment | Readings:
     """The rule for one parameter; what a user selected is a matrix under any name."""
     is_vector = sum(size > 1 for size in p.shape) <= 1
-    reason = p.reason
     if p.ndim <= 1:
         reason = "vector" if p.shape else "scalar"
     elif is_vector and not p.is_named and not (selected and p.ndim == 2):
         reason = "vector"
-    one_row = MatrixAxes(rows=(), columns=tuple(range(p.ndim)))
-    if selected:
-        if reason not in (None, "embedding"):
-            return one_row
-    elif reason is not None:
-        return reason
+    elif p.reason is not None or selected:
+        reason = None if selected and p.reason == "embedding" else p.reason
     elif p.is_depthwise:
-        return "depthwise convolution"
-    elif p.ndim == 2 and not p.is_named and p.is_vector_per_layer:
-        return "a vector per layer"
-    axes = axes_of(p)
-    if isinstance(axes, tuple) and is_vector:
-        return one_row if selected else "vector"
+        reason = "depthwise convolution"
+    else:
+        per_layer = p.ndim == 2 and not p.is_named and p.is_vector_per_layer
+        reason = "a vector per layer" if per_layer else None
+    known = reason or axes_of(p)
+    if isinstance(known, tuple) and is_vector:
+        known = "vector"
+    if selected and isinstance(known, str):
+        return MatrixAxes(rows=(), columns=tuple(range(p.ndim)))  # one row
+    return known
+
+
+def _per_head(p: Parameter, axes: MatrixAxes) -> MatrixAxes:
+    """The axes of which each head of a query or key is a matrix of its own."""
+    columns, is_query = as_tuple(axes.columns), p.role in ("query", "key")
+    if len(columns) == 2 and (is_query or p.place.layer == "q_einsum"):
+        return dataclasses.replace(axes, columns=columns[1])
     return axes
 
 
@@ -253,20 +265,14 @@ def _guess(p: Parameter, axes: MatrixAxes) -> str | None:
     return None
 
 
-def _as_questions(axes: MatrixAxes, why: str) -> Readings:
-    other = Reading(MatrixAxes(axes.columns, axes.rows), "outputs first")
-    return (Reading(axes, why), *([other] if len(axes.named) == 2 else []))
-
-
 def _check_no_rule(argument: str, value: Any) -> None:
     """Refuses a rule, its name or family, or the module of rules in the place of another value."""
     if isinstance(value, str) and value in NAMES:
         raise ValueError(f"{argument} is {value!r}; give the rule, matrices=curvax.rules.{value}.")
     if isinstance(value, (types.ModuleType, MatrixRule, Family)):
-        module = f"the module {getattr(value, '__name__', '')}; give a rule of it"
-        what = (
-            module if isinstance(value, types.ModuleType) else "a rule or its family; give a rule"
-        )
+        what = "a rule or its family; give a rule"
+        if isinstance(value, types.ModuleType):
+            what = f"the module {value.__name__}; give a rule of it"
         raise ValueError(f"{argument} is {what} as matrices=, such as matrices=curvax.rules.linen.")
 
 
@@ -311,10 +317,9 @@ def _unspecified(
         listed = [*listed[:_SHOWN], f"{len(listed) - _SHOWN} more"]
     which = f"parameter {listed[0]}" if len(listed) == 1 else f"parameters {', '.join(listed)}"
     lines = []
-    for pattern, members in _patterns(unclear, shapes, names).items():
-        shape = shapes[members[0]]
-        first, *others = unclear[members[0]]
-        lines.append(f"    {pattern!r}: {_pasted(first.axes)},  # {shape}: {first.meaning}")
+    for pattern, name in _patterns(unclear, shapes, names).items():
+        first, *others = unclear[name]
+        lines.append(f"    {pattern!r}: {_pasted(first.axes)},  # {shapes[name]}: {first.meaning}")
         lines += [f"    # or {_pasted(other.axes)},  # {other.meaning}" for other in others]
     return ValueError(
         f"the rule cannot tell the matrix axes of the {which}. Say which is right, as "
@@ -326,18 +331,16 @@ def _unspecified(
 
 def _patterns(
     unclear: Mapping[str, Readings], shapes: Shapes, names: Collection[str]
-) -> dict[str, list[str]]:
-    """The parameters that an entry can stand for, by the pattern of the entry."""
+) -> dict[str, str]:
+    """The patterns of the entries to paste, with a parameter that each of them stands for."""
     alike: dict[tuple[str, object], list[str]] = {}
     for name, readings in unclear.items():
         pattern = re.sub(r"\d+", "*", name)
         alike.setdefault((pattern, (shapes[name], readings)), []).append(name)
-    entries: dict[str, list[str]] = {}
+    entries: dict[str, str] = {}
     for (pattern, _), members in alike.items():
-        if len(members) > 1 and {name for name in names if matches(name, pattern)} == {*members}:
-            entries[pattern] = members
-        else:
-            entries |= {name: [name] for name in members}
+        stands = len(members) > 1 and {n for n in names if matches(n, pattern)} == {*members}
+        entries |= {pattern: members[0]} if stands else {name: name for name in members}
     return entries
 
 

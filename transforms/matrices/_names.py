@@ -36,7 +36,7 @@ _MATRIX = re.compile(
     re.VERBOSE,
 )
 _SHARED_FORMS = re.compile(r"[wW]|weights?|weight_(?!g$).+|.+_weight|.+_w\d?")
-_HEAD = re.compile(
+HEAD = re.compile(
     r"(lm_?head|head|(to_)?logits(_dense)?|unembed(ding)?|embed_out|readout|classifier"
     r"|output_(layer|projection))(_\d+)?"
 )
@@ -57,7 +57,7 @@ _TABLE_WORDS = re.compile(
     r"|codevectors?|tokens"
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
-_POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
+POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(
     r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*|ada\w*|modulation|film"
 )
@@ -148,35 +148,18 @@ def layer_place(name: str) -> Place:
 def kind_of(name: str) -> str | None:
     """What an array of this path is, "table" or "vector", if its name says that it is either."""
     _, parent, last = path_of(name)
-    if _TABLE_NAMES.fullmatch(last):
-        return "table"
-    if _is_strong(last, parent) or _MATRICES_OF_VECTORS.fullmatch(last):
-        return None
-    if _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last):
-        return "vector"
-    if _NORM.fullmatch(parent):  # such as `embed_norm`
-        return "vector"
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
     of_bias = last in SHARED and _layer_has(_BIAS_WORDS, parent)
-    of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
-    if _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent)):
-        return "table"
-    return "vector" if has(NORM_WORDS, last) or _is_norm(parent) else None
-
-
-def is_head_name(layer: str) -> bool:
-    """Whether a layer of this name maps features to the output."""
-    return _HEAD.fullmatch(layer) is not None
-
-
-def is_attention_scope(name: str) -> bool:
-    """Whether the parameter is a part of an attention module, whose heads are not outputs."""
-    return any(re.search("attention|attn", part.lower()) for part in name.split("/")[:-2])
-
-
-def is_of_positions(name: str) -> bool:
-    """Whether a table is one of positions or types."""
-    return any(has(_POSITION_WORDS, part) for part in path_of(name)[1:])
+    of_table = (_layer_has(_TABLE_WORDS, parent) or of_bias) and not HEAD.fullmatch(parent)
+    said = (
+        ("table", _TABLE_NAMES.fullmatch(last)),
+        (None, _is_strong(last, parent) or _MATRICES_OF_VECTORS.fullmatch(last)),
+        ("vector", _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last)),
+        ("vector", _NORM.fullmatch(parent)),  # such as `embed_norm`
+        ("table", _layer_has(_TABLE_WORDS, last) or of_table),
+        ("vector", has(NORM_WORDS, last) or _is_norm(parent)),
+    )
+    return next((kind for kind, fits in said if fits), None)
 
 
 def is_of_matrices(last: str) -> bool:
@@ -253,4 +236,4 @@ def _is_strong(last: str, layer: str = "") -> bool:
     """
     if last in SHARED[1:] or (last == "kernel" and _NORM.fullmatch(layer)):
         return False
-    return _MATRIX.fullmatch(last) is not None or _HEAD.fullmatch(last) is not None
+    return _MATRIX.fullmatch(last) is not None or HEAD.fullmatch(last) is not None

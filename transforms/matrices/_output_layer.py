@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from .._arrays import check_array
-from ._names import as_read, is_attention_scope, is_head_name, is_of_positions, layer_place, scopes
+from ._names import HEAD, POSITION_WORDS, as_read, has, layer_place, path_of, scopes
 from ._parameters import Parameter, Parameters
 from ._readings import ends_of
 
@@ -40,9 +41,10 @@ def _by_name(kernels: list[str]) -> set[str]:
 
     def is_head(name: str) -> bool:
         alone = [module.split("/")[-2] for module in scopes(name)[:-1] if inside[module] == 1]
-        return any(map(is_head_name, (layer_place(name).layer, *alone)))
+        of_attention = re.search(r"(attention|attn).*/.*/", name.lower())  # heads are no outputs
+        return not of_attention and any(map(HEAD.fullmatch, (layer_place(name).layer, *alone)))
 
-    return {name for name in kernels if is_head(name) and not is_attention_scope(name)}
+    return set(filter(is_head, kernels))
 
 
 def _by_place(kernels: list[Parameter], tree: Parameters) -> set[str]:
@@ -52,7 +54,9 @@ def _by_place(kernels: list[Parameter], tree: Parameters) -> set[str]:
     tables = {
         (module, p.shape[::-1])
         for p in tree.each.values()
-        if p.ndim == 2 and p.reason == "embedding" and not is_of_positions(p.name)
+        if p.ndim == 2 and p.reason == "embedding"
+        # A table of positions or types is not one of tokens.
+        if not any(has(POSITION_WORDS, part) for part in path_of(p.name)[1:])
         for module in scopes(p.name)[:2]  # with and without a layer of its own
     }
     return {

@@ -9,16 +9,29 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from . import _names as names
-from ._form import MatrixAxes, as_tuple
+from ._form import MatrixAxes
 
 Shape = tuple[int, ...]
 
 
 class Parameters(dict[str, Shape]):
-    """The shapes of parameters by the names that the rule reads, and what all of them say."""
+    """The shapes of parameters by the names that the rule reads, and what all of them say.
+
+    `norms` are the shapes of all norms inside of each module that has some, `own_norms` those of
+    each module that has a norm of its own, not in another module.
+    """
+
+    def __init__(self, shapes: Mapping[str, Shape]):
+        super().__init__(shapes)
+        self.norms: dict[str, list[Shape]] = {}
+        self.own_norms: dict[str, list[Shape]] = {}
+        for name in filter(names.is_of_norm, self):
+            for depth, scope in enumerate(names.scopes(name)):
+                for norms in (self.norms, self.own_norms)[: 2 if depth < 2 else 1]:
+                    norms.setdefault(scope, []).append(self[name])
 
     @functools.cached_property
     def each(self) -> dict[str, Parameter]:
@@ -40,23 +53,6 @@ class Parameters(dict[str, Shape]):
         return {a: Parameters({name: less(x, a) for name, x in self.items()}) for a in (0, 1, -1)}
 
     @functools.cached_property
-    def norms(self) -> dict[str, list[Shape]]:
-        """The shapes of all norms inside of each module that has some."""
-        return self._norms(None)
-
-    @functools.cached_property
-    def own_norms(self) -> dict[str, list[Shape]]:
-        """The same of each module that has a norm of its own, not in another module."""
-        return self._norms(2)
-
-    def _norms(self, modules: int | None) -> dict[str, list[Shape]]:
-        norms: dict[str, list[Shape]] = {}
-        for name in filter(names.is_of_norm, self):
-            for scope in names.scopes(name)[:modules]:
-                norms.setdefault(scope, []).append(self[name])
-        return norms
-
-    @functools.cached_property
     def layer_axes(self) -> dict[str, frozenset[int]]:
         """Of each module with norms: the axis of layers (0, 1 or -1), or all that nothing excludes.
 
@@ -66,16 +62,15 @@ class Parameters(dict[str, Shape]):
         a norm of each head is `(heads, head_dim)` beside `(features, heads, head_dim)`.
         """
         every: frozenset[int] = frozenset((0, 1, -1))
-        layers = dict.fromkeys(self.norms, every)
-        come_first: set[str] = set()
+        layers, come_first = dict.fromkeys(self.norms, every), dict.fromkeys(self.norms, False)
         for p in self.each.values():
             if p.ndim > 2 and p.reason is None:
                 for scope in filter(layers.__contains__, names.scopes(p.name)):
                     layers[scope] &= p.axes_of_layers or every
-                    if (p.shape[0], p.shape[-1]) in self.norms[scope]:
-                        come_first.add(scope)
-        last = {scope: frozenset({-1} if scope in come_first else ()) for scope in layers}
-        return {scope: axes - {-1} or axes & last[scope] for scope, axes in layers.items()}
+                    come_first[scope] |= p.sizes((0, -1)) in self.norms[scope]
+        for scope, axes in layers.items():
+            layers[scope] = axes - {-1} or (axes if come_first[scope] else frozenset())
+        return layers
 
 
 class Parameter:
@@ -86,6 +81,15 @@ class Parameter:
         self.ndim = len(self.shape)
         self.place, self.last = names.layer_place(name), names.path_of(name)[2]
         self.output_first = names.is_output_first(self.last)
+        # The module of its layer, and the one around it
+        self.near = names.scopes(self.place.scope)[:2]
+        # The innermost module around it that has norms inside, and their shapes
+        self.scope_of_norms = next(filter(tree.norms.__contains__, names.scopes(name)), None)
+        self.norms = tree.norms.get(self.scope_of_norms or "", [])
+
+    def sizes(self, axes: Iterable[int]) -> Shape:
+        """The sizes of some axes."""
+        return tuple(self.shape[axis] for axis in axes)
 
     # By the name
 
@@ -215,22 +219,18 @@ class Parameter:
         bias may be `shared` where its matrices may share one, as those of a local convolution
         always may.
         """
-        rows, columns = (
-            [axis % self.ndim for axis in as_tuple(side)] for side in (axes.rows, axes.columns)
-        )
-        batch = [axis for axis in range(self.ndim) if axis not in (*rows, *columns)]
-        outputs = [self.shape[axis] for axis in columns]
+        batch, rows, columns = axes.positions(self.ndim)
+        outputs, every = self.sizes(columns), range(self.ndim)
         expected = [*outputs]
         for axis in batch:
             expected.insert(axis, self.shape[axis])
-        padded = (*expected, *[1] * (self.ndim - 1 - len(expected)))
-        in_place = (1 if a in rows else size for a, size in enumerate(self.shape))
-        fitting = [tuple(expected), tuple(in_place), *[padded] * (loose or self.ndim > 3)]
-        if self.is_called(names.LOCAL) or (shared and self.may_share_bias):
-            first = [self.shape[axis] for axis in batch]
-            fitting += [(*first[:k], *outputs) for k in range(len(batch))]
+        fitting = [tuple(expected), tuple(1 if a in rows else self.shape[a] for a in every)]
+        if loose or self.ndim > 3:
+            fitting.append((*expected, *[1] * (self.ndim - 1 - len(expected))))
         if loose:
-            fitting.append(tuple(x for axis, x in enumerate(self.shape) if axis not in rows))
+            fitting.append(self.sizes(a for a in every if a not in rows))
+        if self.is_called(names.LOCAL) or (shared and self.may_share_bias):
+            fitting += [(*self.sizes(batch[:k]), *outputs) for k in range(len(batch))]
         return self.bias is None or self.bias in fitting
 
     @property
@@ -241,38 +241,29 @@ class Parameter:
         return of_places and self.is_called(names.CONVOLUTION) and not self.is_called(names.LOCAL)
 
     @property
-    def inputs_by_bias(self) -> list[Shape]:
-        """The axes that may be inputs: those which the bias lacks."""
+    def sides_by_bias(self) -> list[tuple[Shape, Shape]]:
+        """The axes that may be inputs, those which the bias lacks, and the others."""
         every = range(self.ndim)
         subsets = itertools.combinations(every, len(self.bias or ()))
-        of_bias = [x for x in subsets if tuple(self.shape[a] for a in x) == self.bias != self.shape]
-        return [tuple(a for a in every if a not in others) for others in of_bias]
+        of_bias = [x for x in subsets if self.sizes(x) == self.bias != self.shape]
+        return [(tuple(a for a in every if a not in others), others) for others in of_bias]
 
     # By the norms around it
-
-    @property
-    def scope_of_norms(self) -> str | None:
-        """The innermost module around it that has norms inside."""
-        return next((x for x in names.scopes(self.name) if x in self.tree.norms), None)
-
-    @property
-    def norms(self) -> list[Shape]:
-        """The shapes of the norms in this module."""
-        return self.tree.norms.get(self.scope_of_norms or "", [])
 
     @functools.cached_property
     def axes_of_layers(self) -> frozenset[int]:
         """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""
-        shape, bias, norms = self.shape, self.bias, self.norms
-        vectors = norms + ([bias] if bias and len(bias) < 3 else [])
-        fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
-        fits |= {-1} if _are_stacks(norms, shape[-1], 1) else set()  # a bias is also (heads, dim)
-        # Layers on axis 1 or the last need features too.
-        features = {x[0] for x in norms if x}
-        for axis, others in ((1, {*shape[:1], *shape[2:]}), (-1, {*shape[:-1]})):
-            if norms and not features & others:
-                fits.discard(axis)
-        return frozenset(fits)
+        norms, features = self.norms, {x[0] for x in self.norms if x}
+        bias = [self.bias] if self.bias and len(self.bias) < 3 else []
+
+        def fits(axis: int) -> bool:
+            """Layers on axis 1 or the last need features too; a bias is also `(heads, dim)`."""
+            vectors = norms if axis == -1 else norms + bias
+            others = {size for a, size in enumerate(self.shape) if a != axis % self.ndim}
+            has_features = axis == 0 or not norms or bool(features & others)
+            return has_features and _are_stacks(vectors, self.shape[axis], abs(axis))
+
+        return frozenset(filter(fits, (0, 1, -1)))
 
     @property
     def is_staged(self) -> bool:
@@ -286,8 +277,7 @@ class Parameter:
 
         With four axes the norms of a part of attention may be those of the heads of scanned layers.
         """
-        inputs = ("query", "key", "value")
-        of_heads = self.role in inputs or (self.role and any(map(self.sibling, inputs)))
+        of_heads = self.role and any(map(self.sibling, ("query", "key", "value")))
         fits = self.is_staged and self.ndim > (4 if of_heads else 3)
         return self.tree.of_one_layer[0].each[self.name] if fits else None
 
@@ -299,8 +289,8 @@ class Parameter:
         scope = self.scope_of_norms
         if self.ndim < 3 or (near and scope not in self.tree.own_norms):
             return frozenset()
-        every = self.axes_of_layers
-        return every if scope is None else every & self.tree.layer_axes[scope]
+        axes = self.axes_of_layers
+        return axes if scope is None else axes & self.tree.layer_axes[scope]
 
     @property
     def is_scanned(self) -> bool:
@@ -329,17 +319,14 @@ class Parameter:
     # By the layers beside it
 
     @property
-    def near(self) -> tuple[str, ...]:
-        """The module of its layer, and the one around it."""
-        return names.scopes(self.place.scope)[:2]
-
-    @property
     def beside(self) -> list[Parameter]:
         """The same parameters of the other layers of the module."""
         return [p for p in self.tree.places[self.place.scope, self.place.within] if p is not self]
 
     def sibling(self, role: str) -> Parameter | None:
-        """Another part of the same attention; None if there is none, or a choice of shapes."""
+        """A part of the same attention; None if there is none, or a choice of shapes."""
+        if role == self.role:
+            return self
         for path in map(self.place.beside, names.SPELLED[role]):
             if path in self.tree:
                 return self.tree.each[path]
@@ -347,14 +334,12 @@ class Parameter:
         return next(iter(by_shape.values())) if len(by_shape) == 1 else None
 
     @property
-    def swapped(self) -> list[set[int]]:
-        """The pairs of axes that a layer beside it has the other way round: `up` and `down`."""
-        turned = {
-            (i, j): tuple(self.shape[{i: j, j: i}.get(axis, axis)] for axis in range(self.ndim))
-            for i, j in itertools.combinations(range(self.ndim), 2)
-        }
-        beside = {p.shape for p in self.beside} - {self.shape}
-        return [{*pair} for pair, x in turned.items() if x in beside]
+    def swapped(self) -> tuple[int, ...]:
+        """The only two axes that a layer beside it has the other way round: `up` and `down`."""
+        beside, every = {p.shape for p in self.beside} - {self.shape}, range(self.ndim)
+        turned = lambda i, j: self.sizes({i: j, j: i}.get(a, a) for a in every)  # noqa: E731
+        pairs = [x for x in itertools.combinations(every, 2) if turned(*x) in beside]
+        return pairs[0] if len(pairs) == 1 else ()
 
     @property
     def axis_of_experts(self) -> int | None:

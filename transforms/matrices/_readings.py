@@ -8,17 +8,16 @@ returns the readings, for the error that asks which of them is right.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ._form import MatrixAxes, Reading, Readings, as_tuple, behind, kernel_axes, merged, reading
+from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes, merged, reading, stacked
 from ._names import LOCAL, OF_MLP, SPELLED, TRANSPOSED
 from ._parameters import Parameter
 
 HEADS = MatrixAxes(0, (1, 2))  # (features, heads, head_dim)
-FROM_HEADS = MatrixAxes((0, 1), 2)  # (heads, head_dim, features)
+FROM_HEADS = MatrixAxes((-3, -2), -1)  # (..., heads, head_dim, features)
 HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
 
 
@@ -26,12 +25,19 @@ def axes_of(p: Parameter) -> MatrixAxes | Readings:
     """The axes of a parameter with two axes or more, or the readings among which a user chooses."""
     if p.ndim == 2:
         return MatrixAxes(*ends_of(p))
-    readings = _lora_factors(p) or _attention(p) or _convolution(p) or _others(p)
+    said_by = (_lora_factors, _attention, _scanned_attention, _convolution, _others)
+    readings = next(filter(None, (readings_of(p) for readings_of in said_by)))
     first, *others = readings
     by_bias = p.bias is not None and p.is_named and len(p.bias) < p.ndim == len(first.axes.named)
     if not others and (by_bias or not first.ambiguous):
         return first.axes
-    return _besides(_of_layers(p), readings)
+    return besides(_of_layers(p), readings)
+
+
+def choices_of(p: Parameter) -> Readings:
+    """The readings among which a user chooses, if there is a choice."""
+    axes = axes_of(p)
+    return axes if isinstance(axes, tuple) else ()
 
 
 def _of_layers(p: Parameter) -> Readings:
@@ -40,17 +46,9 @@ def _of_layers(p: Parameter) -> Readings:
     found: list[Reading] = []
     for place in sorted(places):
         one = axes_of(p.tree.of_one_layer[place].each[p.name])
-        axes = behind(one if isinstance(one, MatrixAxes) else one[0].axes, p.ndim, place)
-        found += [with_layers(p, axes, place)] * p.fits_bias(axes)
-    return tuple(found)
-
-
-def per_head(p: Parameter, axes: MatrixAxes) -> MatrixAxes:
-    """The axes of which each head of a query or key is a matrix of its own."""
-    columns, is_query = as_tuple(axes.columns), p.role in ("query", "key")
-    if len(columns) == 2 and (is_query or p.place.layer == "q_einsum"):
-        return dataclasses.replace(axes, columns=columns[1])
-    return axes
+        axes = one if isinstance(one, MatrixAxes) else one[0].axes
+        found.append(stacked(p.shape, axes, place))
+    return tuple(r for r in found if p.fits_bias(r.axes))
 
 
 def ends_of(p: Parameter) -> tuple[int, int]:
@@ -60,12 +58,6 @@ def ends_of(p: Parameter) -> tuple[int, int]:
     return 1 - output, output
 
 
-def with_layers(p: Parameter, axes: MatrixAxes, place: int) -> Reading:
-    """The reading with layers on an axis, -1 or counted from 0."""
-    where = "the last axis" if place == -1 else f"axis {place}"
-    return Reading(axes, f"{where} is {p.shape[place]} layers", ambiguous=True)
-
-
 def _narrowed(readings: Readings, *tests: Callable[[Reading], bool]) -> Readings:
     """The readings that pass each test, unless none does."""
     for test in tests:
@@ -73,7 +65,7 @@ def _narrowed(readings: Readings, *tests: Callable[[Reading], bool]) -> Readings
     return readings
 
 
-def _besides(first: Readings, others: Readings) -> Readings:
+def besides(first: Readings, others: Readings) -> Readings:
     """All readings, each once."""
     return (*first, *(r for r in others if r.axes not in [x.axes for x in first]))
 
@@ -83,40 +75,48 @@ def _besides(first: Readings, others: Readings) -> Readings:
 
 def _attention(p: Parameter) -> Readings:
     """The readings of `(D, H, K)`, or of an `out (H, K, D)`; none if it is not of attention."""
-    if p.role is None or p.ndim not in (3, 4) or _is_of_mlp(p):
+    if p.ndim != 3 or p.role is None or _is_of_mlp(p):
         return ()
     out = p.role == "out"
-    usual = FROM_HEADS if out else HEADS
-    if p.ndim == 4:
-        if p.bias is not None and len(p.bias) == 1 and p.bias[0] in p.shape:
-            return ()  # layers would be an axis of the bias too
-        stacked, other = p.sibling("out"), (*p.shape[:2], p.shape[3], p.shape[2])
-        first = p.bias is None if stacked is None else stacked.shape == other
-        both = tuple(with_layers(p, behind(usual, 4, i), i) for i in (0, 1))
-        both = _narrowed(both, lambda r: p.fits_bias(r.axes))
-        if out or not first:
-            return both
-        heads_first = _heads_first(p)._replace(ambiguous=True)
-        return (*both, heads_first) if stacked is None else (heads_first, *both)
-    heads, dim = p.shape[:2] if out else p.shape[1:]
     last, first, layers = _by_siblings(p)
-    both = Reading(usual, f"{heads} heads of {dim}"), reading(p.shape, MatrixAxes(1, 2))
-    reasons = {both[0]: last or (out and first), both[1]: layers}
+    usual = _heads(p, FROM_HEADS if out else HEADS)
+    # Whether the siblings say so, by reading
+    said = {usual: last or (out and first), reading(p.shape, MatrixAxes(1, 2)): layers}
     if not out:
-        reasons[_heads_first(p)] = first
-    if not any(p.fits_bias(r.axes) for r in reasons):
-        said = tuple(r for r in reasons if reasons[r])  # by the siblings, but not by the bias
-        return _besides(said, _by_bias(p) or _others(p)) if said else ()
-    left = _narrowed(tuple(reasons), lambda r: p.fits_bias(r.axes), lambda r: reasons[r])
-    if _is_by_size(p) and both[0] in left:
-        return both[:1]
-    if len(left) == 1 or p.bias is not None or any(reasons.values()):
+        said[_heads(p, HEADS_FIRST)] = first
+    fitting = tuple(r for r in said if p.fits_bias(r.axes))
+    if not fitting:
+        by_siblings = tuple(filter(said.get, said))
+        return besides(by_siblings, _by_bias(p) or _others(p)) if by_siblings else ()
+    left = _narrowed(fitting, lambda r: said[r])
+    if _is_by_size(p) and usual in left:
+        return (usual,)
+    if p.bias is not None or any(said.values()):
         return left
-    return _left(p, _besides(tuple(reasons), _readings_of(p, _MERGED[3])))
+    return _left(p, besides(left, _readings_of(p, _MERGED[3])))
 
 
-def _heads_first(p: Parameter) -> Reading:
-    return Reading(behind(HEADS_FIRST, p.ndim, None), f"{p.shape[-3]} heads of {p.shape[-1]}")
+def _scanned_attention(p: Parameter) -> Readings:
+    """The readings of the same behind or before an axis of layers, or of heads first."""
+    if p.ndim != 4 or p.role is None or _is_of_mlp(p):
+        return ()
+    if p.bias is not None and len(p.bias) == 1 and p.bias[0] in p.shape:
+        return ()  # layers would be an axis of the bias too
+    usual = FROM_HEADS if p.role == "out" else HEADS
+    both = tuple(stacked(p.shape, usual, axis) for axis in (0, 1))
+    both = _narrowed(both, lambda r: p.fits_bias(r.axes))
+    out, turned = p.sibling("out"), (*p.shape[:2], p.shape[3], p.shape[2])
+    if p.role == "out" or (p.bias is not None if out is None else out.shape != turned):
+        return both
+    heads_first = _heads(p, HEADS_FIRST, ambiguous=True)
+    return (*both, heads_first) if out is None else (heads_first, *both)
+
+
+def _heads(p: Parameter, axes: MatrixAxes, *, ambiguous: bool = False) -> Reading:
+    """The reading of axes with heads and their dimension as one side."""
+    axes = behind(axes, p.ndim, None)
+    heads, dim = next(p.sizes(x) for x in axes.positions(p.ndim)[1:] if len(x) == 2)
+    return Reading(axes, f"{heads} heads of {dim}", ambiguous)
 
 
 def _by_siblings(p: Parameter) -> tuple[bool, bool, bool]:
@@ -124,7 +124,7 @@ def _by_siblings(p: Parameter) -> tuple[bool, bool, bool]:
 
     Keys and values have the same heads as queries or fewer, and as a rule the same features.
     """
-    parts = {role: p if p.role == role else p.sibling(role) for role in SPELLED}
+    parts = {role: p.sibling(role) for role in SPELLED}
     query, out = parts["query"] or (p if p.role != "out" else None), parts["out"]
     if query is None or out is None or query.ndim != 3:
         return False, False, False
@@ -179,40 +179,44 @@ def _convolution(p: Parameter) -> Readings:
     A bias that fits one axis only says which has the outputs, also beside the inputs, as in a
     transposed convolution, whose name alone does not tell.
     """
-    shape, ndim, bias, width = p.shape, p.ndim, p.bias, p.width
-    of_equinox = p.output_first and bias == (shape[0],) + (1,) * (ndim - 2) != shape[:-1]
-    of_bias = bias is not None and len(bias) == 1 and width in shape and not p.may_share_bias
+    ndim, bias, width = p.ndim, p.bias, p.width
+    of_equinox = p.output_first and bias == (p.shape[0],) + (1,) * (ndim - 2) != p.shape[:-1]
+    of_bias = bias is not None and len(bias) == 1 and width in p.shape and not p.may_share_bias
     if not (p.is_named and (of_equinox or (of_bias and ndim > 3) or p.is_convolution)):
         return ()
-    ends = (0, 1, ndim - 1, ndim - 2) if p.output_first else (ndim - 1, ndim - 2, 0, 1)
-    named, swapped, other, _ = (_kernel(p, end) for end in ends)
+    is_local, is_transposed = p.is_called(LOCAL), p.is_called(TRANSPOSED)
+    ends = (0, 1, ndim - 1) if p.output_first else (ndim - 1, ndim - 2, 0)
+    named, swapped, other = (_kernel(p, end) for end in ends)
+    if width is not None and not is_local:
+        fits = [end for end in dict.fromkeys((*ends, *range(ndim))) if p.shape[end] == width]
+        if not fits or (ends[0] in fits and not (is_transposed and ends[1] in fits)):
+            return (named,)
+        return _narrowed(tuple(_kernel(p, end) for end in fits), lambda r: _is_square(p, r))
+    layers = _stacked_kernels(p)
+    if is_transposed and bias is None:
+        return (named, swapped, *layers[:2])
+    if bias is not None or is_local:
+        fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
+        both = besides(fitting, (named,)) if p.has_bias_of_places else fitting
+        return both if fitting else (named, *layers[:1])
+    square = [r for r in (named, other) if ndim == 4 and _is_square(p, r)]
+    if (ndim == 3 or named in square) and not p.layer_axes(near=True):
+        return (named,)
+    return (*dict.fromkeys((named, *square)), *layers)
+
+
+def _stacked_kernels(p: Parameter) -> Readings:
+    """The readings of a kernel behind axes of layers, or with layers on axis 1."""
+    ndim, first = p.ndim, p.output_first
+    if p.is_called(LOCAL) or (ndim == 3 and p.layer_axes(near=True)):
+        return _readings_of(p, ((-2, -1),), first)
     layers = tuple(
-        reading(shape, kernel_axes(ndim, output=n + end if p.output_first else -1 - end, layers=n))
+        reading(p.shape, kernel_axes(ndim, output=n + end if first else -1 - end, layers=n))
         for n in range(1, ndim - 2)
         for end in range(1 + p.is_called(TRANSPOSED))
     )
-    stacked = bool(p.layer_axes(near=True))
-    if p.is_called(LOCAL) or (ndim == 3 and stacked):
-        layers = _readings_of(p, ((-2, -1),), p.output_first)
-    elif ndim > 3:
-        kernel = kernel_axes(ndim - 1, output=0 if p.output_first else -1)
-        second = with_layers(p, behind(kernel, ndim, 1), 1)
-        layers = (*layers, *[second] * _is_square(p, second))
-    width = None if p.is_called(LOCAL) else width
-    if width is not None:
-        fits = [end for end in dict.fromkeys((*ends, *range(ndim))) if shape[end] == width]
-        if not fits or (ends[0] in fits and not (p.is_called(TRANSPOSED) and ends[1] in fits)):
-            return (named,)
-        return _narrowed(tuple(_kernel(p, end) for end in fits), lambda r: _is_square(p, r))
-    if p.is_called(TRANSPOSED) and bias is None:
-        return (named, swapped, *layers[:2])
-    if bias is not None or p.is_called(LOCAL):
-        fitting = tuple(r for r in layers if p.fits_bias(r.axes)) or _by_bias(p)
-        both = _besides(fitting, (named,)) if p.has_bias_of_places else fitting
-        return both if fitting else (named, *layers[:1])
-    if not stacked and (ndim == 3 or (ndim == 4 and _is_square(p, named))):
-        return (named,)
-    return (named, other, *layers) if ndim == 4 and _is_square(p, other) else (named, *layers)
+    second = stacked(p.shape, kernel_axes(ndim - 1, output=0 if first else -1), 1)
+    return (*layers, second) if ndim > 3 and _is_square(p, second) else layers
 
 
 def _kernel(p: Parameter, output: int) -> Reading:
@@ -222,7 +226,7 @@ def _kernel(p: Parameter, output: int) -> Reading:
 
 def _is_square(p: Parameter, kernel: Reading) -> bool:
     """Whether the kernel is as high as wide under this reading."""
-    inputs, output = sorted(as_tuple(kernel.axes.rows)), kernel.axes.columns
+    _, inputs, (output,) = kernel.axes.positions(p.ndim)
     spatial = inputs[1:] if output in (0, 1) else inputs[:-1]  # the channels are beside each other
     return len({p.shape[axis] for axis in spatial}) == 1
 
@@ -232,10 +236,9 @@ def _by_bias(p: Parameter) -> Readings:
 
     The others are outputs, or all but the last of them are of layers.
     """
-    sides = ((x, tuple(a for a in range(p.ndim) if a not in x)) for x in p.inputs_by_bias)
     return tuple(
         reading(p.shape, MatrixAxes(merged(inputs), merged(others[k:])))
-        for inputs, others in sides
+        for inputs, others in p.sides_by_bias
         for k in reversed(range(len(others)))
     )
 
@@ -252,40 +255,37 @@ def _lora_factors(p: Parameter) -> Readings:
     other = factor and p.tree.get(p.place.beside(factor[1] + _OTHER[factor[2]]))
     if not (factor and other):
         return ()
-    first = factor[2] in "aA"
-    a, b = (p.shape, other) if first else (other, p.shape)
+    is_first = factor[2] in "aA"
+    a, b = (p.shape, other) if is_first else (other, p.shape)
     # The outputs may begin with an axis of queries, keys and values, or of keys and values.
     module = p.place.scope.rstrip("/").rpartition("/")[2]
     fused = re.search(r"(?<![a-z])(q?kv)(?![a-z])", module)
+    parts = len(fused[1]) if fused is not None else None
 
-    def factor_behind(k: int) -> Reading:
-        if first:
-            axes = MatrixAxes(merged((*range(k, p.ndim - 1),)), p.ndim - 1)
-        else:
-            outputs = p.shape[k + 1 :]
-            is_fused = fused is not None and len(outputs) > 1 and outputs[0] == len(fused[1])
-            axes = MatrixAxes(k, merged((*range(k + 1 + is_fused, p.ndim),)))
+    def behind_layers(k: int) -> Reading:
+        is_fused = p.ndim - k > 2 and p.shape[k + 1] == parts
+        rest = (*range(k + 1 + is_fused, p.ndim),)
+        first = MatrixAxes(merged((*range(k, p.ndim - 1),)), p.ndim - 1)
+        axes = first if is_first else MatrixAxes(k, merged(rest))
         return Reading(axes, "a factor of LoRA", ambiguous=k > 0)
 
     most = min(len(a), len(b)) - 1
-    found = tuple(factor_behind(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
+    found = tuple(behind_layers(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
     of_second = len(a) == len(b) == 3 and a[1:] == b[1::-1]
-    return (*found, *[with_layers(p, MatrixAxes(0, 2), 1)] * of_second)
+    return (*found, *[stacked(p.shape, MatrixAxes(0, 1), 1)] * of_second)
 
 
 # Stacks of layers or experts, and merged axes
 
-Ends = int | tuple[int, ...]
-_MERGED: dict[int, tuple[tuple[Ends, Ends], ...]] = {
+Ends = Sequence[Sequence[int | tuple[int, ...]]]  # of inputs and outputs
+_MERGED: dict[int, Ends] = {
     3: ((0, 2), ((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)),
     4: ((1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)),
 }
 """By the number of axes: layers on axis 1, and one end of a matrix that has two axes."""
 
 
-def _readings_of(
-    p: Parameter, ends: tuple[tuple[Ends, Ends], ...], output_first: bool = False
-) -> Readings:
+def _readings_of(p: Parameter, ends: Ends, output_first: bool = False) -> Readings:
     """The readings with these inputs and outputs, or with outputs before inputs."""
     pairs = ((b, a) if output_first else (a, b) for a, b in ends)
     return tuple(reading(p.shape, behind(MatrixAxes(a, b), p.ndim, None)) for a, b in pairs)
@@ -295,20 +295,19 @@ def _others(p: Parameter) -> Readings:
     """The readings of any other parameter, also of S5's `B (out, in, 2)`; a bias is evidence."""
     inputs = p.inputs_of_experts
     turned = p.output_first if inputs is None else inputs == -1
-    stack, *more = _readings_of(p, ((-2, -1), *_MERGED.get(p.ndim, ())), turned)
-    readings = (stack, *more)
+    stack = _readings_of(p, ((-2, -1),), turned)
+    readings = (*stack, *_readings_of(p, _MERGED.get(p.ndim, ()), turned))
     if p.ndim == 4:
         kernel = _kernel(p, 0 if turned else 3)
-        readings = (kernel, stack) if _is_square(p, kernel) else (stack, kernel, *more)
-    if p.ndim > 3 and len(p.swapped) == 1:  # the inputs and the outputs, in their order
-        first, last = sorted(p.swapped[0])
-        readings = _besides(readings, _readings_of(p, ((first, last),), p.output_first))
+        readings = (kernel, *stack) if _is_square(p, kernel) else (*stack, kernel, *readings[1:])
+    if p.ndim > 3 and p.swapped:  # the inputs and the outputs, in their order
+        readings = besides(readings, _readings_of(p, (p.swapped,), p.output_first))
     if p.shape[-1] == 2:
         readings += _readings_of(p, ((-3, -2), (-2, -3)), not turned)
     if p.is_spectral:
-        readings = _besides(_readings_of(p, ((0, 1), (1, 0))), readings)
+        readings = besides(_readings_of(p, ((0, 1), (1, 0))), readings)
     of_einsum = _einsum(p)
-    return _left(p, _besides(of_einsum, readings), of_einsum)
+    return _left(p, besides(of_einsum, readings), of_einsum)
 
 
 def _einsum(p: Parameter) -> Readings:
@@ -320,12 +319,9 @@ def _einsum(p: Parameter) -> Readings:
         # The other layer has the features and outputs the other way round.
         others = [other.shape[-2:] for other in p.beside]
         turned = shape[-2] != shape[-1] and shape[-2:] in others
-        both = (*_readings_of(p, ((-2, -1),)), *_readings_of(p, ((-1, -2),)))
-        return both[:: -1 if turned else 1]
-    if "vec" in layer or "out" in layer:
-        axes = behind(MatrixAxes((-3, -2), -1), p.ndim, None)
-        return (Reading(axes, f"{shape[-3]} heads of {shape[-2]}", ambiguous=True),)
-    return (_heads_first(p)._replace(ambiguous=True),)
+        return _readings_of(p, ((-2, -1), (-1, -2))[:: -1 if turned else 1])
+    layout = FROM_HEADS if "vec" in layer or "out" in layer else HEADS_FIRST
+    return (_heads(p, layout, ambiguous=True),)
 
 
 def _left(p: Parameter, readings: Readings, kept: Readings = ()) -> Readings:
@@ -340,9 +336,9 @@ def _left(p: Parameter, readings: Readings, kept: Readings = ()) -> Readings:
     fitting = tuple(r for r in readings if p.fits_bias(r.axes, loose=loose, shared=True))
     shared = p.may_share_bias and len(p.bias or ()) == 1
     if shared or all(r.ambiguous and 0 in r.axes.named for r in fitting):  # no stack on axis 0
-        fitting = _besides(fitting, _by_bias(p))
+        fitting = besides(fitting, _by_bias(p))
     return _narrowed(
         fitting or readings,
-        lambda r: len(swapped) != 1 or {*r.axes.named} in swapped or r in kept,
+        lambda r: not swapped or {*r.axes.named} == {*swapped} or r in kept,
         lambda r: experts != 0 or 0 not in r.axes.named,
     )

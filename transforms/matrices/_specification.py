@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from .._paths import check_patterns, is_hole, matches, path_names
+from .._paths import check_patterns, first_of, is_hole, matches, path_names
 from ._form import AxesEntry, MatrixAxes, as_matrix_axes
 from ._names import Shapes
 
@@ -28,32 +28,30 @@ def specified(
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):
         entries = {str(pattern): entry for pattern, entry in spec.items()}
         check_patterns("weight_dimension_numbers", entries, names)
-        entry_of = {name: next((p for p in entries if matches(name, p)), None) for name in names}
+        place_of = {name: next((p for p in entries if matches(name, p)), None) for name in names}
     else:
         entries = _entries_by_place(spec)
-        entry_of = {name: next((p for p in entries if _covers(p, name)), None) for name in names}
-        _check_structure(entries, entry_of)
-    axes = {p: None if is_hole(entry) else as_matrix_axes(entry) for p, entry in entries.items()}
-
-    def fits(name: str, place: str) -> bool:
-        """Whether the parameter has the axes; `matrix_forms` checks an entry for it alone."""
-        entry = axes[place]
-        if entry is None or name not in shapes or place in (name, f"{name}/value"):
-            return True
-        return entry.exist_in(len(shapes[name]))
-
-    place_of = {name: place for name, place in entry_of.items() if place is not None}
-    used = {name: place for name, place in place_of.items() if fits(name, place)}
-    for place in dict.fromkeys(place_of.values()):
-        entry = axes[place]
-        if entry is not None and place not in used.values():
-            covered = [f"{name!r} {shapes[name]}" for name, by in place_of.items() if by == place]
-            shown = ", ".join(covered[:8]) + (", ..." if len(covered) > 8 else "")
+        place_of = {name: next((p for p in entries if _covers(p, name)), None) for name in names}
+        _check_structure(entries, place_of)
+    found: dict[str, MatrixAxes | None] = {}
+    for place, entry in entries.items():
+        axes = None if is_hole(entry) else as_matrix_axes(entry)
+        covered = [name for name in names if place_of[name] == place]
+        have = [n for n in covered if axes is None or _has_axes(axes, n, place, shapes)]
+        if covered and axes and not have:
+            shown = first_of(f"{name!r} {shapes[name]}" for name in covered)
             raise ValueError(
                 f"weight_dimension_numbers: none of the parameters of {place!r} has the axes "
-                f"rows={entry.rows} and columns={entry.columns}; they are {shown}."
+                f"rows={axes.rows} and columns={axes.columns}; they are {shown}."
             )
-    return {name: axes[place] for name, place in used.items()}
+        found |= dict.fromkeys(have, axes)
+    return found
+
+
+def _has_axes(axes: MatrixAxes, name: str, place: str, shapes: Shapes) -> bool:
+    """Whether the parameter has the axes; `matrix_forms` checks an entry for it alone."""
+    alone = place in (name, f"{name}/value")
+    return alone or name not in shapes or axes.exist_in(len(shapes[name]))
 
 
 def _is_entry(x: Any) -> bool:
@@ -87,13 +85,13 @@ def _covers(place: str, name: str) -> bool:
     return place in ("", name, f"{name}/value") or name.startswith(f"{place}/")
 
 
-def _check_structure(entries: Mapping[str, Any], entry_of: Mapping[str, str | None]) -> None:
+def _check_structure(entries: Mapping[str, Any], place_of: Mapping[str, str | None]) -> None:
     """Requires a tree of entries to have the structure of the parameters."""
-    names, lacking = [*entry_of], [name for name, place in entry_of.items() if place is None]
-    surplus = sorted(set(entries) - set(entry_of.values()))
+    lacking = [name for name, place in place_of.items() if place is None]
+    surplus = sorted(set(entries) - set(place_of.values()))
     if lacking or surplus:
         where = f"has no entry for {lacking[0]!r}" if lacking else f"has an entry at {surplus[0]!r}"
         raise ValueError(
             f"weight_dimension_numbers must have the structure of the parameters, but it {where}. "
-            f"The parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+            f"The parameters are {first_of(place_of)}."
         )
