@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import curvax
-from curvax.transforms.directions._momentum import descend_with_momentum
 from tests.helpers import assert_close, gradients_like, run_scanned
 from tests.reference.muon import momenta
 
@@ -47,13 +46,3 @@ def test_the_dtype_of_the_momentum_is_that_asked_for_at_every_step(dtype, parame
     for own in (state, after):
         assert own.mu.dtype == (parameters if dtype is None else dtype)
         assert own.count.dtype == jnp.int32
-
-
-def test_decay_of_descent_shrinks_weights_and_does_not_enter_the_momentum() -> None:
-    params = {"w": jnp.full((2, 3), 4.0)}
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    optimizer = descend_with_momentum(0.1, 0.9, 0.5, None)
-    state = optimizer.init(params)
-    for _ in range(2):
-        updates, state = optimizer.update(zeros, state, params)
-        assert_close(updates, jax.tree.map(lambda w: -0.05 * w, params))

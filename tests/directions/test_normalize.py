@@ -1,4 +1,4 @@
-"""Lengths of columns and rows; matrices of one root mean square, or of one spectral norm."""
+"""Matrices of one root mean square, or of one spectral norm."""
 
 import jax
 import numpy as np
@@ -8,7 +8,6 @@ import pytest
 import curvax
 from tests.cells import cells
 from tests.helpers import assert_close, run_scanned
-from tests.reference.dion import normalize_columns
 from tests.reference.muon import momenta
 from tests.reference.spectral import spectral_norm, spectrally_normalized
 from tests.shared.transcriptions import HARD
@@ -46,17 +45,6 @@ def test_huge_and_tiny_matrices_of_a_batch_get_the_length_and_zeros_stay(norm, s
     rel = {"rms": 1e-5, "spectral": 1e-3}[norm]
     assert [float(size(y)) for y in found[:3]] == pytest.approx([3.0] * 3, rel=rel)
     assert not found[3].any() and np.isnan(found[4]).all()
-
-
-@pytest.mark.parametrize("part", [curvax.normalize_columns, curvax.normalize_rows])
-def test_lines_are_normalized_as_in_the_transcription(part):
-    """Rows are columns of the transpose; lines of zeros stay."""
-    g = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
-    g[:, 3], g[1] = 0, 0
-    (found,), _ = run_scanned(part(), [g])
-    turned = part is curvax.normalize_rows
-    expected = normalize_columns(np.float64(g.T if turned else g))
-    assert_close(found, expected.T if turned else expected, 16)
 
 
 # Spectral norms

@@ -1,4 +1,4 @@
-"""Transformations in eigenbases: narrow moments, and bases that are read one by one."""
+"""Transformations in eigenbases: a first step, narrow moments, and bases read one by one."""
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,23 @@ from tests.helpers import assert_close
 from tests.shared.soap import soap_gradients, soap_trajectory
 
 
+def test_no_rounding_noise_is_raised_to_the_length_of_an_entry() -> None:
+    """SOAP's first direction is the polar factor, times √(1 - b2)."""
+    soap, random = curvax.scale_by_soap(), np.random.default_rng(0)
+    plain = random.standard_normal((12, 32, 32)).astype(np.float32)
+    for gradients in (plain, plain[:, random.permutation(32)]):
+        found, _ = jax.jit(lambda g: soap.update(g, soap.init(g)))(gradients)
+        u, _, v = np.linalg.svd(gradients.astype(float))
+        error = np.linalg.norm(found - 0.05**0.5 * u @ v, axis=(1, 2))
+        assert (error < 0.01 * (0.05 * 32) ** 0.5).all()
+
+
 def test_the_first_moment_may_be_in_bfloat16():
     gradients = soap_gradients((5, 9))
-    direction = curvax.scale_by_soap(dtype=jnp.bfloat16, refresh=2, side="smaller")
-    state = jax.eval_shape(direction.init, jnp.zeros((5, 9)))
-    assert (state.inner.mu.dtype, state.inner.nu.dtype) == (jnp.bfloat16, jnp.float32)
-    found, states = soap_trajectory(direction, gradients, "float32")
-    assert states.inner.mu.dtype == jnp.bfloat16
+    found, states = soap_trajectory(
+        curvax.scale_by_soap(dtype=jnp.bfloat16, refresh=2, side="smaller"), gradients, "float32"
+    )
+    assert (states.inner.mu.dtype, states.inner.nu.dtype) == (jnp.bfloat16, jnp.float32)
     whole, _ = soap_trajectory(
         curvax.scale_by_soap(refresh=2, side="smaller"), gradients, "float32"
     )
@@ -31,16 +41,16 @@ def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
     settings = {"refresh": curvax.every(2), "side": "left", "storage": storage}
     wrapped = curvax.in_eigenbasis(optax.scale_by_adam(), **settings)
     draw = np.random.default_rng(0)
+    shapes = {"large": (2, 6, 9), "small": (3, 4)}
     gradients = [
-        {"large": draw.standard_normal((2, 6, 9)), "small": draw.standard_normal((3, 4))}
-        for _ in range(4)
+        {name: np.float32(draw.standard_normal(x)) for name, x in shapes.items()} for _ in range(4)
     ]
 
     def run(start):
         monkeypatch.setattr(_quantized, "SINGLY_FROM", start)
         update = jax.jit(lambda g, s: wrapped.update(g, s))
-        state, found = jax.jit(wrapped.init)(jax.tree.map(jnp.float32, gradients[0])), []
-        for g in jax.tree.map(jnp.float32, gradients):
+        state, found = jax.jit(wrapped.init)(gradients[0]), []
+        for g in gradients:
             directions, state = update(g, state)
             found.append(directions)
         return found, state

@@ -14,8 +14,7 @@ import curvax
 from curvax.transforms._side import Side
 from curvax.transforms.linalg import _by_products, _loops, _polar, _products
 from curvax.transforms.refresh import _due
-from tests.cells import cells
-from tests.helpers import assert_close, normal_like, trajectory
+from tests.helpers import assert_close, normal_like
 from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
@@ -98,35 +97,3 @@ def test_what_may_be_divided_among_devices_has_no_loop() -> None:
     assert "stablehlo.while" in text and not any(
         f"tensor<{NUMBER // 2}x" in line for line in text.splitlines() if "dot_general" in line
     )
-
-
-DIRECTIONS: dict[str, Callable[[], Any]] = {
-    "shampoo": lambda: curvax.scale_by_shampoo(refresh=2, statistics_every=1),
-    "asgo": lambda: curvax.scale_by_asgo(refresh=2),
-    "soap": lambda: curvax.scale_by_soap(refresh=2),
-    "kl_shampoo": lambda: curvax.scale_by_kl_shampoo(refresh=2),
-    "foam": lambda: curvax.scale_by_foam(check_every=2),
-    "packed": lambda: curvax.scale_by_shampoo(refresh=2, storage=curvax.packed(4, min_elements=1)),
-    "muon": curvax.scale_by_muon,
-    "alice": lambda: curvax.scale_by_alice(
-        rank=4, switching=curvax.subspaces.complement(2), refresh=2
-    ),
-}
-
-
-@pytest.mark.parametrize("name", cells(DIRECTIONS, of=8))
-def test_directions_in_turns_are_those_at_once(
-    name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gradients = normal_like(jax.random.key(0), jax.ShapeDtypeStruct((5, 3, 6, 9), jnp.float32))
-
-    def run() -> tuple[Any, int]:
-        lowered = jax.jit(trajectory(DIRECTIONS[name]())).lower(gradients)
-        found, _ = lowered.compile()(gradients)
-        return found, lowered.as_text().count("stablehlo.while")
-
-    expected, at_once = run()
-    loops_of("tpu", monkeypatch)
-    found, in_turns = run()
-    assert in_turns > at_once
-    assert_close(found, expected, eps=1e-4)

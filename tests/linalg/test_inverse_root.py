@@ -7,6 +7,7 @@ or `A + damping · I`. Targets are taken in float64 from the very matrix that th
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,6 @@ ITERATIONS = [row for row in SOLVERS if row[0] != "eigh"]
 SOME = cells(SOLVERS, of=3)  # in float64, and with relative damping
 PRECISIONS = {"float32": (1.0, 1e1, 1e2, 1e3, 1e4), "float64": (1.0, 1e4, 1e8, 1e12)}
 DAMPED = cells((1, 2, 3, 4, 8), ("absolute", "relative", "floor", "outside"), of=3)
-
-
-# A solver is compiled once for each root, damping and dtype.
 
 
 def _positive(condition: float, dtype: str, order: int = N) -> np.ndarray:
@@ -152,35 +150,36 @@ def test_undamped_roots_are_as_good_as_their_condition(solver, root, dtype):
                 assert (identity <= error + slack).all() and (error <= slack).all()
 
 
-@pytest.mark.parametrize(("solver", "root"), SOLVERS)
-def test_damped_float32_roots_are_as_good_as_the_damped_condition(solver, root):
-    """Also of singular matrices, of one of which power iteration finds 10 % too little."""
-    a = _singular(8)[4].astype(np.float32)
-    assert _largest(a) < 0.9 * np.linalg.eigvalsh(a)[-1]
-    ill = [8 * _positive(condition, "float32") for condition in (1e6, 1e9)]
-    for a in (*ill, *(_near_one(_singular(rank)) for rank in (1, 8, 11))):
-        x, _ = _solved(a, "float32", solver, root, 2.0**-10)
-        for i in range(len(a)):
-            condition = 1 + np.linalg.norm(a[i], 2) / 2.0**-10
-            assert_close(x[i], _target(a[i], root, 2.0**-10), factor=N, condition=condition)
-
-
 @pytest.mark.parametrize(
-    ("rank", "exponent"), [(1, 0), (8, 0), (11, 0), *((4, k) for k in (-100, -68, 0, 68, 100))]
+    ("solver", "root", "damping"),
+    [*((*row, "absolute") for row in SOLVERS), *((*row, "relative") for row in SOME)],
 )
-@pytest.mark.parametrize(("solver", "root"), SOME)
-def test_relative_damping_is_a_multiple_of_the_largest_eigenvalue(solver, root, rank, exponent):
-    """Of its estimate by power iteration, for the iterations; at any scale."""
-    a, eps = _singular(rank) * 2.0**exponent, 2.0**-10
-    x, error = _solved(a, "float32", solver, root, eps, "relative")
-    for i in range(len(a)):
-        largest = np.linalg.eigvalsh(a[i])[-1]
-        if solver != "eigh":
-            largest = float(_largest(a[i].astype(np.float32)))
-        target = _target(a[i], root, eps, "relative", largest)
-        assert_close(x[i], target, factor=N, condition=1 + 1 / eps)
-    most = 1.0 if solver == "eigh" else 1 / eps  # a backward error; a residual
-    assert (error <= root * _bound(most, "float32")).all(), error
+def test_damped_float32_roots_are_as_good_as_the_damped_condition(solver, root, damping):
+    """Also of singular matrices, of one of which power iteration finds 10 % too little.
+
+    Relative damping is a multiple of the largest eigenvalue, for the iterations of its estimate, at
+    any scale.
+    """
+    eps, singular = 2.0**-10, _singular(8)
+    assert _largest(singular[4].astype(np.float32)) < 0.9 * np.linalg.eigvalsh(singular[4])[-1]
+    if damping == "absolute":
+        given = [8 * _positive(condition, "float32") for condition in (1e6, 1e9)]
+        given += [_near_one(_singular(rank)) for rank in (1, 8, 11)]
+    else:
+        given = [_singular(1), singular, _singular(11)]
+        given += [np.ldexp(_singular(4), exponent) for exponent in (-100, -68, 0, 68, 100)]
+    for a in given:
+        x, error = _solved(a, "float32", solver, root, eps, damping)
+        for i in range(len(a)):
+            largest = added = np.linalg.eigvalsh(a[i])[-1]
+            if damping == "relative" and solver != "eigh":
+                added = float(_largest(a[i].astype(np.float32)))
+            condition = 1 + (1 if damping == "relative" else largest) / eps
+            target = _target(a[i], root, eps, damping, added)
+            assert_close(x[i], target, factor=N, condition=condition)
+        if damping == "relative":
+            most = 1.0 if solver == "eigh" else 1 / eps  # a backward error; a residual
+            assert (error <= root * _bound(most, "float32")).all(), error
 
 
 @pytest.mark.parametrize("rank", [1, 4, N])
@@ -230,6 +229,14 @@ def test_small_negative_eigenvalues_give_finite_roots():
     for damping, most in (("absolute", 1e-9**-0.5), ("floor", 1e-9**-0.5), ("outside", 1e9)):
         x, _ = _solved(a, "float32", "eigh", 2, 1e-9, damping)
         assert np.isfinite(x).all() and np.abs(x).max() <= (1 + 1e-3) * most
+    for root, size in (
+        (2, 2e-38),
+        (4, 1.3e-38),
+        (8, 1e-37),
+        (16, 1e-36),
+    ):  # nor do tiny ones overflow
+        x, _ = _solved(size * np.eye(N)[None], "float32", "eigh", root)
+        np.testing.assert_allclose(np.diag(x[0]), size ** (-1 / root), rtol=1e-4)
 
 
 @pytest.mark.parametrize("exponent", [-100, -68, 68, 100])  # 2^100 is 1.3e30
@@ -268,59 +275,39 @@ def test_a_bad_matrix_shows_and_matrices_do_not_influence_each_other(solver, roo
         assert errors_beside[4] <= root * _bound(1.0, "float32")
 
 
-def test_any_number_of_batch_axes():
-    a, root = _positive(10.0, "float32").astype(np.float32), jax.jit(curvax.inverse_root)
-    flat, errors = root(a)
+def test_batches_narrow_dtypes_and_integers():
+    """Any number of batch axes; half precision is widened for the work, integers are float32."""
+    a, solve = _positive(10.0, "float32").astype(np.float32), jax.jit(curvax.inverse_root)
+    flat, errors = solve(a)
     for given, place in ((a[:, None, None], np.s_[:, None, None]), (a[1], 1)):
-        found, error = root(given)
+        found, error = solve(given)
         assert np.array_equal(found, flat[place]) and np.array_equal(error, errors[place])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_dtypes_are_widened_for_the_work(dtype):
-    a = _positive(10.0, "float32").astype(dtype)
-    x, error = map(np.asarray, jax.jit(curvax.inverse_root)(a))
-    assert x.dtype == dtype and error.dtype == jnp.float32
-    exact = _symmetric(a)
-    for i in range(len(exact)):
-        assert_close(x[i], _target(exact[i], 2), factor=1)  # rounded once, at the end
-
-
-def test_integers_count_as_float32() -> None:
+    for dtype in ("bfloat16", "float16"):
+        x, error = map(np.asarray, solve(a.astype(dtype)))
+        assert x.dtype == dtype and error.dtype == jnp.float32
+        for own, exact in zip(x, _symmetric(a.astype(dtype)), strict=True):
+            assert_close(own, _target(exact, 2), factor=1)  # rounded once, at the end
     x = np.array([[4, 0], [0, 9]])
-    root = jax.jit(curvax.inverse_root)(x)[0]
-    np.testing.assert_allclose(root, np.diag([1 / 2, 1 / 3]), rtol=1e-6)
+    np.testing.assert_allclose(solve(x)[0], np.diag([1 / 2, 1 / 3]), rtol=1e-6)
     for polar in map(jax.jit, (curvax.polar_svd, curvax.newton_schulz)):
-        found = polar(x)
-        assert found.dtype == jnp.float32
-        np.testing.assert_array_equal(found, polar(x.astype(np.float32)))
+        np.testing.assert_array_equal(polar(x), polar(x.astype(np.float32)), strict=True)
 
 
-@pytest.mark.parametrize(("root", "size"), [(2, 2e-38), (4, 1.3e-38), (8, 1e-37), (16, 1e-36)])
-def test_roots_of_tiny_matrices_are_finite(root: int, size: float) -> None:
-    found, _ = _solved(size * np.eye(N)[None], "float32", "eigh", root)
-    np.testing.assert_allclose(np.diag(found[0]), size ** (-1 / root), rtol=1e-4)
-
-
-@pytest.mark.parametrize("gap", [0.5, 0.9, 0.98])
-def test_power_iteration_finds_the_largest_eigenvalue_from_below(gap):
+def test_power_iteration_finds_the_largest_eigenvalue_from_below():
     """The Rayleigh quotient is low by at most `(1 - gap) tan²θ · gap^(2k)`, relative.
 
     `θ` is the angle between the start, the row sums of `|A|`, and the leading eigenvector;
     `tan²θ` stays below 400 for these matrices.
     """
-    spectrum = np.concatenate([[1.0], gap * np.geomspace(1, 1e-3, N - 1)])
-    for seed in range(5):
+    rounding = _bound(1.0, "float32")
+    for gap, seed in itertools.product((0.5, 0.9, 0.98), range(5)):
         q = orthogonal(jax.random.key(seed), N, N)
+        spectrum = np.concatenate([[1.0], gap * np.geomspace(1, 1e-3, N - 1)])
         a = _symmetric(((q * spectrum) @ q.T).astype(np.float32))
-        truth, rounding = np.linalg.eigvalsh(a)[-1], _bound(1.0, "float32")
         for iterations in (8, 32, 128):
             estimate = _largest(a.astype(np.float32), iterations)
-            low = 1 - float(estimate) / truth
+            low = 1 - float(estimate) / np.linalg.eigvalsh(a)[-1]
             assert -rounding <= low <= 400 * (1 - gap) * gap ** (2 * iterations) + rounding
-
-
-def test_power_iteration_of_every_scale_of_one_number_and_of_zero():
     a = _positive(100.0, "float32")[0].astype(np.float32)
     for exponent in (-100, -68, 68, 100):
         assert _largest(np.ldexp(a, exponent)) == _largest(a) * 2.0**exponent

@@ -12,7 +12,6 @@ import scipy.linalg
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import curvax
-from curvax import subspaces
 from curvax.transforms.linalg import (
     _by_products,
     _cholesky,
@@ -285,29 +284,6 @@ def test_a_bad_matrix_shows_and_spoils_no_other(name):
         assert finite.tolist() == [True, False, False, True]
         assert not name.startswith("polar") or np.isnan(found[1:3]).all()
         assert np.array_equal(found[0], expected[0]) and np.array_equal(found[3], expected[3])
-
-
-def test_a_subspace_is_that_of_other_platforms(on_a_tpu):
-    """Through all of `qr`, `eigh` and `orthogonal_complement`."""
-    m, n, rank, kept = 40, 90, 8, 4
-    spectrum = np.concatenate([np.linspace(2, 1, rank), 0.1 * np.geomspace(1, 1e-3, m - rank)])
-    g = np.float32(with_spectrum(jax.random.key(0), m, n, spectrum))
-    start = np.float32(orthogonal(jax.random.key(1), m, rank))
-    check = subspaces.SubspaceCheck(
-        g, start, jnp.eye(rank), 0.9, jnp.bool_(False), jax.random.key(2)
-    )
-    finder = subspaces.complement(kept, subspaces.randomized())
-
-    def projector() -> np.ndarray:
-        u = np.asarray(jax.jit(lambda c: finder.find(c, rank))(check))
-        assert_orthonormal(u)
-        return u[:, :kept] @ u[:, :kept].T
-
-    here = projector()
-    on_a_tpu.close()
-    energies = spectrum**2
-    condition = energies[0] / (energies[kept - 1] - energies[kept])
-    assert_close(here, projector(), condition=condition)
 
 
 def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a_tpu):

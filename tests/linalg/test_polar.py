@@ -147,23 +147,19 @@ def test_iterations_converge_or_end_in_the_documented_interval():
         assert min(worst, key=worst.__getitem__) == "polar_express", (steps, worst)
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)], ids=str)
 @pytest.mark.parametrize("name", NEWTON_SCHULZ_COEFFICIENTS)
-def test_iterations_are_a_loop_and_not_unrolled(name):
-    x = np.ones((4, 6), np.float32)
-
-    def primitives(steps: int) -> list[str]:
-        jaxpr = jax.make_jaxpr(partial(newton_schulz, coefficients=name, steps=steps))(x)
-        return [equation.primitive.name for equation in jaxpr.eqns]
-
-    few, many = primitives(9), primitives(40)
-    assert sum(primitive in ("scan", "while") for primitive in few) == 1
-    assert few == many
-
-
-@pytest.mark.parametrize("shape", [(4, 9), (9, 4)], ids=str)
-def test_iterations_work_on_the_smaller_side(shape):
-    jaxpr = str(jax.make_jaxpr(newton_schulz)(np.ones(shape, np.float32)))
-    assert "dot_general" in jaxpr and "[4,4]" in jaxpr and "[9,9]" not in jaxpr
+def test_iterations_are_a_loop_and_work_on_the_smaller_side(name, shape):
+    few, many = (
+        jax.make_jaxpr(partial(newton_schulz, coefficients=name, steps=steps))(
+            np.ones(shape, np.float32)
+        )
+        for steps in (9, 40)
+    )
+    primitives = [equation.primitive.name for equation in few.eqns]
+    assert sum(primitive in ("scan", "while") for primitive in primitives) == 1
+    assert primitives == [equation.primitive.name for equation in many.eqns]
+    assert "[4,4]" in str(few) and "[6,6]" not in str(few)
 
 
 @pytest.mark.parametrize("exponent", [-100, -30, -1, 1, 30, 100])
@@ -172,20 +168,8 @@ def test_newton_schulz_without_eps_ignores_powers_of_two_bit_for_bit(exponent, d
     x = _matrices((8, 13)).astype(dtype)
     scaled = x * x.dtype.type(2.0**exponent)
     factor, of_scaled = (ALL["newton_schulz"](a, eps=0.0) for a in (x, scaled))
-    assert np.array_equal(of_scaled, factor)
+    assert np.array_equal(of_scaled, factor) and factor.dtype == dtype
     assert np.isfinite(ALL["newton_schulz"](scaled)).all() and np.isfinite(of_scaled).all()
-
-
-@pytest.mark.parametrize(
-    ("method", "dtype", "shape"),
-    cells(ALL, ["float32", "bfloat16", "float16"], [(5, 8, 13), (13, 8)], of=4),
-)
-def test_a_zero_matrix_gives_zero(method, dtype, shape):
-    factor = ALL[method](np.zeros(shape, dtype))
-    assert factor.dtype == dtype
-    assert np.array_equal(np.asarray(factor, np.float32), np.zeros(shape))
-    if method == "newton_schulz":
-        assert not np.any(_iterated(np.zeros(shape, dtype), eps=0.0))
 
 
 @pytest.mark.parametrize(
@@ -213,13 +197,19 @@ def test_null_spaces_are_kept_or_filled_and_ranges_are_right(method, shape):
 
 
 @every_method
-@pytest.mark.parametrize("poison", [np.nan, np.inf, 1e30, 0.0])
-def test_matrices_of_a_batch_never_influence_each_other(method, poison):
-    x = _matrices((8, 13))
-    clean = np.asarray(ALL[method](x))
-    x[1] *= poison
-    others = [0, 2, 3, 4]
-    assert np.array_equal(np.asarray(ALL[method](x))[others], clean[others])
+@pytest.mark.parametrize("dtype", cells(["float32", "bfloat16", "float16"], of=2))
+def test_matrices_of_a_batch_never_influence_each_other(method, dtype):
+    """And zero has the factor zero."""
+    x = _matrices((8, 13)).astype(dtype)
+    clean, others = np.asarray(ALL[method](x)), [0, 2, 3, 4]
+    for poison in (np.nan, np.inf, 3e4 if dtype == "float16" else 1e30, 0.0):
+        struck = x.copy()
+        struck[1] *= poison
+        found = np.asarray(ALL[method](struck))
+        assert np.array_equal(found[others], clean[others]) and found.dtype == dtype
+    assert not found[1].any()
+    if method == "newton_schulz":
+        assert not np.any(_iterated(struck, eps=0.0)[1])
 
 
 @every_exact_method
@@ -229,16 +219,6 @@ def test_exact_methods_round_to_bfloat16_once(method):
     assert factor.dtype == jnp.bfloat16
     exact = _polar_of(x.astype(np.float64))
     assert_close(factor[:3], exact[:3], 0.5, eps=BFLOAT16_EPS + 32 * CONDITIONS[2] * EPS)
-
-
-def test_newton_schulz_in_bfloat16_stays_bfloat16_and_near_its_interval():
-    x = with_spectrum(jax.random.key(4), 24, 40, np.geomspace(1, 0.1, 24))
-    factor = _iterated(x.astype(jnp.bfloat16))
-    assert factor.dtype == jnp.bfloat16
-    values = _singular_values(factor)
-    # The last step multiplies rounding errors by at most its first coefficient.
-    slack = 3.4445 * BFLOAT16_EPS
-    assert values.min() > 0.68 - slack and values.max() < 1.21 + slack
 
 
 SPECTRA = {"gaussian": None, "decaying": np.geomspace(1, 1e-4, 128)}

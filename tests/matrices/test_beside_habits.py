@@ -1,14 +1,9 @@
 """What lies beside a parameter goes before the habits of its family and of its name."""
 
-from typing import Any
-
 import pytest
 
-import curvax
-from curvax import MatrixAxes
-from tests.shared.rules import Row, Shapes, offered, rows, treated
-
-IN_OUT, OUT_IN = MatrixAxes(0, 1), MatrixAxes(1, 0)
+from tests.matrices.test_readings import assert_decided
+from tests.shared.rules import Row, offered, rows
 
 DECIDED = """
 # Transposed convolutions: an axis that alone fits the bias has the outputs.
@@ -152,15 +147,54 @@ MatrixRule: wq_a 9 4, wq_b 4 6 -> wq_b 0.1
 MatrixRule: query_w 9 4 8, output_w 4 8 9 -> query_w 0.12
 MatrixRule: time_maa_w1 9 4, time_decay_w2 4 6 -> {time_maa_w1,time_decay_w2} 0.1
 MatrixRule FLAX: {shift,scale,gate}_mlp_w 8 16 -> {shift,scale,gate}_mlp_w 0.1
+# The height of a kernel is no number of layers elsewhere.
+linen: l/(up/kernel 3 8 16, down/kernel 3 16 8, norm/scale 3 8), stem/Conv_0/kernel 3 5 8 4 ->
+    stem/Conv_0/kernel 012.3
+# What a catch-all asks without evidence
+maxtext: block/up/kernel 16 8 3, block/norm/scale 16 8 -> block/up/kernel 0.2
+equinox: block/up/(weight 16 8 3, bias 16 1) -> block/up/weight 12.0
+# A `b` beside a `w` is a vector, and so is a norm, in a list of layers too.
+gating_w 9 32, gating_b 4 8, att/time_faaaa 4 8 -> gating_b gating_b, gating_w 0.1,
+    att/time_faaaa time_faaaa of att
+MatrixRule equinox torch_layout: layers/2/(weight 4 32, bias 4 32) -> layers/2/weight weight of 2
+MatrixRule equinox torch_layout: layers/2/(weight 4 8 8, bias 4 8 8) -> layers/2/weight weight of 2
+MatrixRule equinox torch_layout: layers/2/(weight 4 8 8 8, bias 4 8 8 8) ->
+    layers/2/weight weight of 2
+layers/embed_norm/(weight 64, bias 64) -> layers/embed_norm/{weight,bias} vector
+layers/embed_norm/(weight 6 64, bias 6 64) -> layers/embed_norm/weight weight of embed_norm
+norm/(w 4 32, b 4 32) -> norm/(w w of norm, b b of norm)
+h/mlp_norm/w 5 24 -> h/mlp_norm/w w of mlp_norm
+linen: h/(w1/kernel 5 24 64, w2/kernel 5 64 24, ffn_norm/kernel 5 24) ->
+    h/(ffn_norm/kernel kernel of ffn_norm, w1/kernel 1.2)
+norm/(kernel 24 96, bias 96) -> norm/kernel 0.1
+embed/weight 64 9 -> embed/weight embedding
+quantizer/codevectors 2 64 8, ssm/A_logs 4 8 -> quantizer/codevectors embedding,
+    ssm/A_logs A_logs of ssm
+# Vectors of stacked layers: a norm says that one of their axes is of layers, or A_log, which has a
+# state per channel in Mamba 1.
+linen: block/(D 3 4, skip 3 7, norm/scale 3 32) -> block/{D,skip} a vector per layer
+linen: block/(D 4 3, skip 7 3, norm/scale 32 3) -> block/{D,skip} a vector per layer
+MatrixRule linen maxtext: mixer/(D 3 4, A_log 3 4) -> mixer/D a vector per layer
+MatrixRule linen maxtext: mixer/(D 3 4, A_log 3 4 8) -> mixer/D a vector per layer
+MatrixRule linen maxtext: mixer/(D 4 3, A_log 4 3) -> mixer/D a vector per layer
+MatrixRule linen maxtext: mixer/(D 4 3, A_log 4 3 8) -> mixer/D a vector per layer
+sinks 3 4, layer_scalar 3 2, resid_lambdas 3 2 -> sinks sinks, layer_scalar layer_scalar,
+    resid_lambdas resid_lambdas
+# Depthwise convolutions
+MatrixRule nnx linen equinox: mamba/(conv1d/kernel 4 1 64, A_log 4) ->
+    mamba/conv1d/kernel depthwise convolution
+MatrixRule nnx linen equinox: delta/(conv1d/weight 64 1 4, dt_bias 4) ->
+    delta/conv1d/weight depthwise convolution
+MatrixRule nnx linen equinox: stack/(conv1d/kernel 3 4 1 64, A_log 3 4) ->
+    stack/conv1d/kernel depthwise convolution
+MatrixRule nnx linen equinox: block1a_dwconv/kernel 3 3 64 1 ->
+    block1a_dwconv/kernel depthwise convolution
 """
 
 
 @pytest.mark.parametrize("row", rows(DECIDED))
 def test_what_lies_beside_decides(row: Row) -> None:
-    for rule in row.rules:
-        found = treated(row.shapes, rule)
-        for path, axes in row.treatments.items():
-            assert [found[path]] == axes and not found[path].is_guess, (rule.family, path)
+    assert_decided(row)
 
 
 ASKED = """
@@ -276,6 +310,10 @@ MatrixRule: B 6 12 20 2, C 6 20 12 2 -> {B,C} 2.1
 MatrixRule: l/(kv_einsum/w 5 2 1 64 16, attn_vec_einsum/w 5 8 16 64) -> l/kv_einsum/w 3.24
 MatrixRule FLAX: Conv_0/kernel 2 4 3 3 8 16 -> Conv_0/kernel 234.5
 ALL: Conv_0/(kernel 2 4 3 3 8 16, bias 2 4 16) -> Conv_0/kernel 234.5
+# A pattern covers kernels of one shape. A catch-all asks for three axes without evidence.
+a_{0,1}/kernel 1 1 4 8 -> a_*/kernel 012.3
+maxtext: block/up/kernel 16 8 3 -> block/up/kernel 1.2 0.2
+equinox: block/up/weight 16 8 3 -> block/up/weight 2.1 12.0
 """
 
 
@@ -285,92 +323,22 @@ def test_what_nothing_decides_is_asked(row: Row) -> None:
     for rule in row.rules:
         found = offered(row.shapes, rule)
         for path, axes in row.treatments.items():
-            assert all(x in found[path] for x in axes), (rule.family, path)
+            assert {*axes} <= {*found[path]}, (rule.family, path)
 
 
-def test_a_first_reading_is_that_of_the_siblings() -> None:
-    for shape, axes in (((2, 16, 8), MatrixAxes(2, 1)), ((2, 8, 16), MatrixAxes(1, 2))):
-        found = offered({"mlp/gating_einsum": shape, "mlp/linear": (16, 8)})
-        assert found["mlp/gating_einsum"][0] == axes
-    assert offered({"out_einsum/w": (8, 4, 20)})["out_einsum/w"][0] == MatrixAxes((0, 1), 2)
-    of_experts = offered({"mlp/gating_einsum": (5, 2, 16, 8), "mlp/linear": (5, 16, 8)})
-    assert of_experts["mlp/gating_einsum"][0] == MatrixAxes(3, 2)
+FIRST = """
+# That of the siblings, of the layer's name, and of kernels that have no pattern: the reading of a
+# 1×1 one makes nine matrices of each 3×3 one.
+mlp/(gating_einsum 2 16 8, linear 16 8) -> mlp/gating_einsum 2.1
+mlp/(gating_einsum 2 8 16, linear 16 8) -> mlp/gating_einsum 1.2
+mlp/(gating_einsum 5 2 16 8, linear 5 16 8) -> mlp/gating_einsum 3.2
+out_einsum/w 8 4 20 -> out_einsum/w 01.2
+blocks/{0,1}/layers/(2/kernel 1 1 64 128, 5/kernel 3 3 128 32) ->
+    blocks/{0,1}/layers/{2,5}/kernel 012.3
+"""
 
 
-def test_the_height_of_a_kernel_is_no_number_of_layers_elsewhere() -> None:
-    layers = {"l/up/kernel": (3, 8, 16), "l/down/kernel": (3, 16, 8), "l/norm/scale": (3, 8)}
-    found = treated({**layers, "stem/Conv_0/kernel": (3, 5, 8, 4)}, curvax.rules.linen)
-    assert found["stem/Conv_0/kernel"] == MatrixAxes((0, 1, 2), 3)
-
-
-def test_what_is_not_a_matrix() -> None:
-    shapes = {"gating_w": (9, 32), "gating_b": (4, 8), "att/time_faaaa": (4, 8)}
-    found = treated(shapes)
-    assert found["gating_b"] == "gating_b" and found["att/time_faaaa"] == "time_faaaa of att"
-    assert found["gating_w"] == IN_OUT and not found["gating_w"].is_guess
-    assert treated({"embed/weight": (64, 9)}) == {"embed/weight": "embedding"}
-    for shape in ((4, 32), (4, 8, 8), (4, 8, 8, 8)):  # a norm in a list of layers
-        for rule in (None, curvax.rules.equinox, curvax.rules.torch_layout):
-            found = treated({"layers/2/weight": shape, "layers/2/bias": shape}, rule)
-            assert found["layers/2/weight"] == "weight of 2"
-    for shape in ((64,), (6, 64)):
-        found = treated({"layers/embed_norm/weight": shape, "layers/embed_norm/bias": shape})
-        assert all(isinstance(x, str) for x in found.values())
-    scanned = {"l/conv_1d/w": (12, 4, 64), "l/conv_1d/b": (12, 64), "l/norm/scale": (12, 32)}
-    assert treated(scanned, curvax.rules.linen)["l/conv_1d/w"].is_guess  # Griffin's, depthwise
-    tables = {"quantizer/codevectors": (2, 64, 8), "ssm/A_logs": (4, 8)}
-    assert treated(tables) == {"quantizer/codevectors": "embedding", "ssm/A_logs": "A_logs of ssm"}
-    norm = treated({"norm/w": (4, 32), "norm/b": (4, 32)})
-    assert norm == {"norm/w": "w of norm", "norm/b": "b of norm"}
-    assert treated({"h/mlp_norm/w": (5, 24)}) == {"h/mlp_norm/w": "w of mlp_norm"}
-    layers = {"h/w1/kernel": (5, 24, 64), "h/w2/kernel": (5, 64, 24), "h/ffn_norm/kernel": (5, 24)}
-    found = treated(layers, curvax.rules.linen)  # EasyLM's, scanned
-    assert found["h/ffn_norm/kernel"] == "kernel of ffn_norm"
-    assert found["h/w1/kernel"] == MatrixAxes(1, 2)
-    assert treated({"norm/kernel": (24, 96), "norm/bias": (96,)})["norm/kernel"] == IN_OUT
-
-
-# Levels below the name of an array are none of its name.
-FIELDS: list[tuple[Shapes, list[Any]]] = [
-    ({"embedding/q": (100, 8), "embedding/scale": (100, 1)}, ["embedding", "vector"]),
-    ({"up/weight/q": (16, 8), "up/weight/scale": (16, 1)}, [OUT_IN, "vector"]),
-    ({"up/kernel/qvalue": (16, 8), "query/bias/value": (4, 8)}, [IN_OUT, "bias of query"]),
-    (
-        {"wte.embedding.value": (9, 8), "up.kernel.raw_value": (8, 4), "up.bias.value": (8,)},
-        ["embedding", OUT_IN, "vector"],
-    ),
-    (
-        {f"wte.embedding{part}": (9, 8) for part in (".value", ".raw_value")} | {"up.w": (8, 4)},
-        ["embedding", "embedding", IN_OUT],
-    ),
-    ({f"a.bias.{part}": (9, 8) for part in ("real", "imaginary")}, ["bias of a", "bias of a"]),
-    ({f"up.weight.{part}": (16, 8) for part in ("re", "im")}, [OUT_IN, OUT_IN]),
-    ({f"up.kernel.{part}": (16, 8) for part in ("real", "imag")}, [IN_OUT, IN_OUT]),
-    ({"wte/embedding/array": (9, 8), "up/weight/data_array": (16, 8)}, ["embedding", OUT_IN]),
-    (
-        {"a/weight_v": (12, 4, 3, 3, 3), "a/weight_g": (12, 1, 1, 1, 1), "a/bias": (12,)},
-        [MatrixAxes((1, 2, 3, 4), 0), "vector", "vector"],
-    ),
-    (
-        {f"up.parametrizations.weight.original{i}": x for i, x in ((1, (12, 4)), (0, (12, 1)))},
-        [OUT_IN, "vector"],
-    ),
-    ({"pos/q": (8, 8), "pos/k": (8, 8)}, [IN_OUT, IN_OUT]),  # of attention
-]
-
-
-@pytest.mark.parametrize(("shapes", "treatments"), FIELDS)
-def test_fields_of_an_array_have_its_treatment(shapes: Shapes, treatments: list[Any]) -> None:
-    found = treated(shapes)
-    assert found == dict(zip(shapes, treatments, strict=True))
-    assert not any(isinstance(x, MatrixAxes) and x.is_guess for x in found.values())
-
-
-def test_a_last_level_value_of_all_parameters_is_no_name() -> None:
-    shapes = {"dense.kernel": (32, 64), "dense.bias": (2, 64), "embed.embedding": (100, 32)}
-    expected = {f"{name}.value": treatment for name, treatment in treated(shapes).items()}
-    assert treated({f"{name}.value": x for name, x in shapes.items()}) == expected
-    assert treated({"attention/value": (32, 64), "dense/kernel": (32, 64)}) == {
-        "attention/value": IN_OUT,
-        "dense/kernel": IN_OUT,
-    }
+@pytest.mark.parametrize("row", rows(FIRST))
+def test_the_likeliest_reading_is_offered_first(row: Row) -> None:
+    found = offered(row.shapes)
+    assert {path: found[path][:1] for path in row.treatments} == row.treatments

@@ -29,7 +29,7 @@ def parameter(shape: str) -> Any:
     sizes, _, letters = shape.partition(";")[0].partition(" ")
     if not sizes.isalpha() and "_" not in sizes:
         array = jax.ShapeDtypeStruct(tuple(map(int, sizes.split("×"))), jnp.float32)
-        return AnnotatedArray(array, {"dim_annotation": letters}) if letters else array
+        return AnnotatedArray(array, letters) if letters else array
     named = [axis.split(" ") for axis in shape.partition(";")[0].split("×")]
     axes = tuple(Axis(name, int(size)) for name, size in named)
     return NamedArray(jax.ShapeDtypeStruct(tuple(a.size for a in axes), jnp.float32), axes)

@@ -1,4 +1,4 @@
-"""Which parameters are matrices, along which axes: by default, by specification, selected."""
+"""Which parameters are matrices, along which axes: by specification, selected, guessed."""
 
 import functools
 from typing import Any
@@ -13,29 +13,7 @@ import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms.matrices._form import matrix_forms
 from tests.helpers import computations, run
-
-# The default rule
-
-
-@pytest.mark.parametrize(
-    ("output_layer", "found"),
-    [
-        ("auto", "head/kernel"),
-        ("a/*", "a/kernel"),
-        (["a"], "a/kernel"),
-        (lambda path, x: x.shape[1] == 8, "a/kernel"),
-        (None, None),
-    ],
-    ids=["by name", "by pattern", "by node", "by predicate", "not asked for"],
-)
-def test_the_output_layer_goes_to_adam(output_layer: Any, found: str | None) -> None:
-    params = {"a/kernel": jnp.ones((8, 8)), "head/kernel": jnp.ones((8, 32))}
-    optimizer = curvax.racs(0.1, matrices=MatrixRule(output_layer=output_layer))
-    state = optimizer.init(params)
-    for name in params:
-        places = curvax.state_of(optimizer, params, state, name)
-        assert any("nu" in place.split("/") for place in places) == (name == found)
-
+from tests.shared.rules import Shapes, abstract, offered, treated
 
 # Specifications
 
@@ -60,8 +38,11 @@ SPECS = {
     "pattern of a node": {"layers": LAYERS},
     "pattern of a vector": {"layers/*": LAYERS, "dense/bias": None},
     "first pattern wins": {"layers/kernel": LAYERS, "*/gate": LAYERS, "layers/*": None},
-    "optax": {"layers": OPTAX_LAYERS},
-    "optax in a tree": {
+    "Optax' Muon": {"layers": OPTAX_LAYERS},
+    "Optax' GaLore": {
+        "layers": optax.contrib.GaLoreDimensionNumbers(reduction_axis=1, output_axis=2)
+    },
+    "Optax' in a tree": {
         "dense": SPEC_TREE["dense"],
         "layers": dict.fromkeys(SPEC_TREE["layers"], OPTAX_LAYERS),
     },
@@ -69,10 +50,11 @@ SPECS = {
 }
 
 
-def step_with(spec: Any) -> tuple[Any, Any]:
+@functools.cache
+def step_with(name: str) -> tuple[Any, Any]:
     """What a first step computes with these axes, and the shapes of what matrices have."""
     # Both look at the tree, once whole and once with holes where other parameters were.
-    rule = MatrixRule(weight_dimension_numbers=spec, stack=False)
+    rule = MatrixRule(weight_dimension_numbers=SPECS[name], stack=False)
     optimizer = curvax.muon(0.1, method="svd", matrices=rule)
 
     def step(params: Any) -> Any:
@@ -81,15 +63,10 @@ def step_with(spec: Any) -> tuple[Any, Any]:
     return computations(step, SPEC_PARAMS), jax.eval_shape(step, SPEC_PARAMS)[1]
 
 
-@functools.cache
-def step_with_tree() -> Any:
-    return step_with(SPEC_TREE)[0]
-
-
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_all_ways_to_specify_axes_are_the_same(spec: Any) -> None:
-    computed, state = step_with(spec)
-    assert computed == step_with_tree()
+@pytest.mark.parametrize("name", SPECS)
+def test_all_ways_to_specify_axes_are_the_same(name: str) -> None:
+    computed, state = step_with(name)
+    assert computed == step_with("tree")[0]
     stacks = state.inner_states["matrices"].inner_state[0].inner
     assert {name: own.inner[0][0].mu.shape for name, own in stacks.items()} == {
         "dense/kernel": (1, 4, 6),
@@ -109,6 +86,32 @@ def test_a_prefix_may_end_at_a_node_called_value(last: str) -> None:
     }
 
 
+def test_a_pattern_leaves_alone_what_lacks_its_axes() -> None:
+    shapes = {"linear/weight": (4, 8), "norm/weight": (8,), "blocks/norm/weight": (3, 8)}
+    shapes |= {"blocks/linear/weight": (3, 4, 8), "blocks/linear/bias": (3, 4)}
+    spec = {"blocks/*": MatrixAxes(2, 1), "*/weight": MatrixAxes(0, 1)}
+    assert treated(shapes, weight_dimension_numbers=spec) == {
+        "linear/weight": MatrixAxes(0, 1),
+        "norm/weight": "vector",
+        "blocks/norm/weight": "weight of norm",
+        "blocks/linear/weight": MatrixAxes(2, 1),
+        "blocks/linear/bias": "bias of linear",
+    }
+
+
+def test_a_path_with_brackets_matches_itself() -> None:
+    shapes: Shapes = {"layers[0].w": (4, 8), "layers[1].w": (4, 8)}
+    said = MatrixRule(weight_dimension_numbers={"layers[0].w": None})
+    assert treated(shapes, said)["layers[0].w"] == "weight_dimension_numbers is None"
+    with pytest.raises(
+        ValueError, match=r"matches no parameter.*\[\.\.\.\] is a set of characters"
+    ):
+        treated({"layers/0/w": (4, 8)}, said)
+
+
+# Selections
+
+
 @pytest.mark.parametrize(
     "selection",
     [
@@ -124,22 +127,18 @@ def test_matrices_can_be_selected(selection: Any) -> None:
     params = {"a": {"kernel": jnp.ones((4, 4)), "none": None}, "b": {"kernel": jnp.ones((4, 4))}}
     treatments = MatrixRule(matrices=selection)(params)
     assert treatments == {"a/kernel": MatrixAxes(0, 1), "b/kernel": "not selected by matrices"}
+    excluded = MatrixRule(output_layer=selection)(params)
+    assert excluded == {"a/kernel": "output layer", "b/kernel": MatrixAxes(0, 1)}
 
 
 def test_all_takes_every_parameter_as_a_matrix() -> None:
-    params = {
-        "embed/embedding": jnp.ones((9, 4)),
-        "query/bias": jnp.ones((2, 4)),
-        "norm/scale": jnp.ones(4),
-        "t": jnp.ones(()),
-        "mask": jnp.ones((1, 1, 5)),
+    shapes = {"embed/embedding": (9, 4), "query/bias": (2, 4), "norm/scale": (4,), "t": ()}
+    shapes |= {"mask": (1, 1, 5)}
+    found = {
+        name: matrix_forms(name, shapes[name], axes)[0]
+        for name, axes in treated(shapes, matrices="all").items()
     }
-    forms = {
-        name: matrix_forms(name, params[name].shape, axes)[0]
-        for name, axes in MatrixRule(matrices="all")(params).items()
-        if isinstance(axes, MatrixAxes)
-    }
-    assert {name: (form.count, *form.tile) for name, form in forms.items()} == {
+    assert {name: (form.count, *form.tile) for name, form in found.items()} == {
         "embed/embedding": (1, 9, 4),
         "query/bias": (1, 1, 8),
         "norm/scale": (1, 1, 4),
@@ -154,16 +153,97 @@ def test_all_takes_every_parameter_as_a_matrix() -> None:
         {"matrices": ["a/*", "b/*"], "weight_dimension_numbers": {"b/*": None}},
         {"matrices": ["a/*", "head/*"], "output_layer": "auto"},
         {"matrices": ["a/*", "head/*"], "output_layer": "head/*"},
-        {"matrices": ["a/*", "head/*"], "output_layer": lambda path, leaf: path.startswith("head")},
     ],
-    ids=["specified as none", "output layer found", "output layer named", "output layer predicate"],
+    ids=["specified as none", "output layer found", "output layer named"],
 )
 def test_a_pattern_may_match_only_parameters_that_are_excluded_otherwise(
     rule: dict[str, Any],
 ) -> None:
+    """These go to Adam."""
     params = {name: {"kernel": jnp.ones((4, 4))} for name in ("a", "b", "head")}
     optimizer = curvax.racs(0.1, matrices=MatrixRule(**{"output_layer": None, **rule}))
-    updates, states = run(optimizer, [params], params)
+    updates, states = run(optimizer, [params], params, jit=False)
     assert all(np.any(x) for x in jax.tree.leaves(updates))
-    places = curvax.state_of(optimizer, params, states[0], "a/kernel")
-    assert any("rows" in place.split("/") for place in places)
+    for name in params:
+        places = curvax.state_of(optimizer, params, states[0], f"{name}/kernel")
+        fields = {part for place in places for part in place.split("/")}
+        assert ("rows" in fields, "nu" in fields) == (name == "a", name != "a")
+
+
+# Guesses, and errors
+
+
+GUESSES: dict[str, Shapes] = {
+    "two axes": {"mixing": (4, 8)},
+    "a depthwise convolution has the same shape": {"conv1d/kernel": (4, 1, 64)},
+    "a guess: a depthwise convolution": {"conv_1d/w": (4, 64)},
+    "the same shape": {"layers/0/kernel": (3, 3, 1, 64), "layers/0/bias": (64,)},
+    "a shared table has the same name": {"shared/pytree/0/weight": (100, 8)},
+}
+
+
+@pytest.mark.parametrize("why", GUESSES)
+@pytest.mark.parametrize("rule", [MatrixRule(), curvax.rules.nnx], ids=["default", "nnx"])
+def test_guesses_say_so_and_are_errors_on_demand(why: str, rule: MatrixRule) -> None:
+    shapes = GUESSES[why]
+    text = curvax.summarize(curvax.muon(0.1, matrices=rule), abstract(shapes))
+    assert "a guess" in text and why in text
+    strict = MatrixRule(family=rule.family, guess=False)
+    name = next(iter(shapes))
+    (readings,) = offered(shapes, strict).values()
+    assert readings[0] == treated(shapes)[name]
+    said = MatrixRule(guess=False, weight_dimension_numbers={name: readings[0]})
+    assert treated(shapes, said)[name] == readings[0]
+    assert treated({"up/kernel": (4, 8)}, strict) == {"up/kernel": MatrixAxes(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MatrixRule(curvax.rules), "curvax.rules; give a rule of it"),  # pyright: ignore
+        (lambda: MatrixRule(curvax.rules.linen.family), "matrices is a rule or its family"),
+        (lambda: MatrixRule("linen"), "'linen'; give the rule, matrices=curvax.rules.linen"),
+        (lambda: MatrixRule(output_layer=curvax.rules.linen), "output_layer is a rule or its f"),  # pyright: ignore
+        (
+            lambda: curvax.muon(0.1, weight_dimension_numbers=curvax.rules.linen),
+            "weight_dimension_numbers is a rule or its family; give a rule as matrices=",
+        ),
+        (lambda: MatrixRule(weight_dimension_numbers=curvax.rules), "numbers is the module curvax"),
+        *(
+            (functools.partial(f, {"up/kernel": jnp.ones((2, 3)), "act": leaf}), f"'act' is .*{x}")
+            for f in (
+                MatrixRule(),
+                curvax.find_output_layer,
+                curvax.muon(0.1).init,
+                functools.partial(curvax.summarize, curvax.muon(0.1)),
+                functools.partial(curvax.describe_state, curvax.soap(0.1)),
+            )
+            for leaf, x in (("relu", "relu"), (jnp.tanh, "tanh"), ("float32", "must be arrays"))
+        ),
+        (lambda: MatrixRule(family="maxtext"), "None or that of a rule in curvax.rules"),  # pyright: ignore
+        (lambda: curvax.route(3, optax.sgd(1.0), MatrixRule()), "matrices must be an Optax"),
+        (lambda: curvax.route(optax.sgd(1.0), 3, MatrixRule()), "others must be an Optax"),
+        (lambda: curvax.route(optax.sgd(1.0), optax.sgd(1.0), "all"), "rule must be a curvax.M"),
+        (lambda: curvax.on_matrices(curvax.momentum), "the function momentum; call it"),
+        *(
+            (
+                functools.partial(curvax.summarize, curvax.muon(0.1), params),
+                "params must have arrays",
+            )
+            for params in ({}, {"a": None})
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 4), (1, 4, 1), (1, 1, 8), (4, 8)])
+def test_a_direction_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    wrong = optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.ones(shape), u))
+    params = {"up": {"kernel": jnp.ones((4, 8))}}
+    view = curvax.on_matrices(wrong, guard=False)
+    with pytest.raises(ValueError, match=r"'up/kernel'.*\(1, 4, 8\); got") as error:
+        view.update(params, view.init(params), params)
+    assert str(shape) in str(error.value)

@@ -1,11 +1,14 @@
 """Leaves that families of models name: what is a matrix, what is not, and what is a guess."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import pytest
 
 import curvax
 from curvax import MatrixAxes
-from tests.shared.rules import abstract, treated
+from tests.matrices.test_readings import assert_decided
+from tests.shared.rules import Row, abstract, rows, treated
 
 TABLES = """
     wte wpe wte/weight tok_emb pos pos_emb pos_embs pos_embedding posemb token_embedding_table
@@ -33,71 +36,70 @@ TORCH = """
     token_mixer/weight lm_head/weight embed_out/weight gate/weight pos_proj/weight
 """
 UNKNOWN = "0 0/0 a mixing blocks/3 projector normal B prototypes"
+OF_MORE_AXES, OF_TWO_AXES = ((3, 4), (3, 3), (2, 3, 4), (1, 3, 4)), ((3, 4), (4, 4), (1, 4))
 
 
-def test_tables_biases_scales_and_gates_are_not_matrices() -> None:
-    for shape in ((3, 4), (3, 3), (2, 3, 4), (1, 3, 4)):
-        for name in TABLES.split():
-            assert treated({name: shape}) == {name: "embedding"}
-        for name in VECTORS.split():
-            *_, layer, last = ["", *name.split("/")]
-            assert treated({name: shape}) == {name: f"{last} of {layer}" if layer else last}
-    assert treated({"log_std": (1, 2)}) == {"log_std": "vector"}
+def named(name: str) -> str:
+    """Why a vector of this name is no matrix."""
+    *_, layer, last = ["", *name.split("/")]
+    return f"{last} of {layer}" if layer else last
 
 
-def test_kernels_are_matrices_and_a_weight_has_its_output_axis_first() -> None:
-    for shape in ((3, 4), (4, 4), (1, 4)):
-        for name in MATRICES.split():
-            assert treated({name: shape}) == {name: MatrixAxes(rows=0, columns=1)}
-        for name in TORCH.split():
-            assert treated({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
+@pytest.mark.parametrize(
+    ("names", "shapes", "treatment"),
+    [
+        (TABLES, OF_MORE_AXES, lambda name: "embedding"),
+        (VECTORS, OF_MORE_AXES, named),
+        (MATRICES, OF_TWO_AXES, lambda name: MatrixAxes(0, 1)),
+        (TORCH, OF_TWO_AXES, lambda name: MatrixAxes(1, 0)),
+        (f"{UNKNOWN} log_std", [(1, 4)], lambda name: "vector"),  # one row has no direction
+    ],
+    ids=["tables", "vectors", "matrices", "torch", "one row"],
+)
+def test_names_tell(names: str, shapes: Any, treatment: Any) -> None:
+    for shape in shapes:
+        for name in names.split():
+            assert treated({name: shape}) == {name: treatment(name)}
 
 
-def test_what_projects_to_a_gate_is_a_matrix() -> None:
-    for name in ("gate_weight", "gate_einsum", "gate_linear", "scale_fc1", "decay_w1"):
-        ends = (1, 0) if name == "gate_weight" else (0, 1)
-        assert treated({f"moe/{name}": (8, 32)}) == {f"moe/{name}": MatrixAxes(*ends)}
-    for name in ("gate", "scale_bias", "linear_scale"):
-        assert treated({f"moe/{name}": (8, 32)}) == {f"moe/{name}": f"{name} of moe"}
+ARRAYS = """
+# Levels below the name of an array are none of its name.
+embedding/(q 100 8, scale 100 1) -> embedding/(q embedding, scale vector)
+up/weight/(q 16 8, scale 16 1) -> up/weight/(q 1.0, scale vector)
+up/kernel/qvalue 16 8, query/bias/value 4 8 -> up/kernel/qvalue 0.1, query/bias/value bias of query
+wte.embedding.value 9 8, up.kernel.raw_value 8 4, up.bias.value 8 -> wte.embedding.value embedding,
+    up.kernel.raw_value 1.0, up.bias.value vector
+wte.embedding.{value,raw_value} 9 8, up.w 8 4 -> wte.embedding.{value,raw_value} embedding, up.w 0.1
+a.bias.{real,imaginary} 9 8 -> a.bias.{real,imaginary} bias of a
+up.weight.{re,im} 16 8 -> up.weight.{re,im} 1.0
+up.kernel.{real,imag} 16 8 -> up.kernel.{real,imag} 0.1
+wte/embedding/array 9 8, up/weight/data_array 16 8 -> wte/embedding/array embedding,
+    up/weight/data_array 1.0
+a/(weight_v 12 4 3 3 3, weight_g 12 1 1 1 1, bias 12) -> a/(weight_v 1234.0, weight_g vector,
+    bias vector)
+up.parametrizations.weight.original1 12 4, up.parametrizations.weight.original0 12 1 ->
+    up.parametrizations.weight.original1 1.0, up.parametrizations.weight.original0 vector
+# Of attention
+pos/(q 8 8, k 8 8) -> pos/{q,k} 0.1
+{attention/value,dense/kernel} 32 64 -> {attention/value,dense/kernel} 0.1
+# The parts of complex parameters, with and without a bias that decides
+{norm/scale/real,norm/scale/imaginary} 3 8, {embed/embedding/real,embed/embedding/imaginary} 9 8,
+    {up/kernel/real,up/kernel/imaginary} 8 4, {up/bias/real,up/bias/imaginary} 8 ->
+    {norm/scale/real,norm/scale/imaginary} scale of norm,
+    {embed/embedding/real,embed/embedding/imaginary} embedding,
+    {up/kernel/real,up/kernel/imaginary} 1.0, {up/bias/real,up/bias/imaginary} vector
+# A last level `value` of all parameters is no name.
+dense.kernel.value 32 64, dense.bias.value 2 64, embed.embedding.value 100 32 ->
+    dense.kernel.value 0.1, dense.bias.value bias of dense, embed.embedding.value embedding
+model.layers.0.mlp.gate_proj.weight 16 8, lm_head.weight 9 8, model.embed_tokens.weight 9 8,
+    model.norms.0.norm.weight 3 8 -> {model.layers.0.mlp.gate_proj,lm_head}.weight 1.0,
+    model.embed_tokens.weight embedding, model.norms.0.norm.weight weight of norm
+"""
 
 
-def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:
-    """Gemma 3's projector, `(in, out)`, is called so in PyTorch too."""
-    names = {"projector/mm_input_projection_weight": True, "attn/in_proj_weight": False}
-    names |= {"mixture/log_weight": True}
-    for name, guess in (names | {"weight_ih": False, "linear/weight": False}).items():
-        found = treated({name: (3, 4)})[name]
-        assert found == MatrixAxes(rows=1, columns=0) and found.is_guess == guess
-
-
-def test_two_axes_of_an_unknown_name_are_a_guess() -> None:
-    said = MatrixAxes(rows=1, columns=0)
-    for name in UNKNOWN.split():
-        found = treated({name: (3, 4)})
-        assert found == {name: MatrixAxes(rows=0, columns=1)} and found[name].is_guess
-        assert treated({name: (1, 4)}) == {name: "vector"}  # one row has no direction
-        assert treated({name: (3, 4)}, matrices=name) == found
-        assert not treated({name: (3, 4)}, matrices=name)[name].is_guess
-        assert treated({name: (3, 4)}, weight_dimension_numbers={name: said}) == {name: said}
-
-
-def test_a_b_beside_an_a_is_not_a_bias() -> None:
-    shapes = {"lora/a": (8, 2), "lora/b": (2, 8), "linear/w": (4, 4), "linear/b": (3, 4)}
-    found = treated(shapes)
-    assert found["lora/b"] == MatrixAxes(0, 1) and found["linear/b"] == "b of linear"
-
-
-def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
-    guessed, named = ({name: jnp.ones((3, 4))} for name in ("foo", "foo_kernel"))
-    line = "1 matrix 3×4 in stack 3x4"
-    assert f"| {line}; a guess from its two axes |" in curvax.summarize(curvax.muon(0.1), guessed)
-    assert f"| {line} |" in curvax.summarize(curvax.muon(0.1), named)
-    view = curvax.on_matrices(curvax.momentum())
-    assert "a guess" in curvax.summarize(view, guessed)
-    said = curvax.muon(0.1, matrices="foo")
-    assert "a guess" not in curvax.summarize(said, guessed)
-    described = (curvax.describe_state(o, guessed) for o in (curvax.muon(0.1), said))
-    assert next(described) == next(described)
+@pytest.mark.parametrize("row", rows(ARRAYS))
+def test_names_of_arrays_are_found_in_paths(row: Row) -> None:
+    assert_decided(row)
 
 
 @pytest.mark.parametrize(
@@ -109,22 +111,22 @@ def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
 )
 def test_names_are_read_whatever_is_between_them(joined: str) -> None:
     tree = {"norm/scale": (3, 8), "embed/embedding": (9, 8), "up/kernel": (8, 4), "up/bias": (8,)}
+    tree |= {"lm_head/weight": (9, 8)}
     names = {name: joined.format(*name.split("/")) for name in tree}
     expected = {names[name]: treatment for name, treatment in treated(tree).items()}
-    assert treated({names[name]: shape for name, shape in tree.items()}) == expected
+    shapes = {names[name]: shape for name, shape in tree.items()}
+    assert treated(shapes) == expected
+    assert curvax.find_output_layer(abstract(shapes)) == {names["lm_head/weight"]}
 
 
-def test_names_in_dots_and_parts_of_complex_parameters() -> None:
-    shapes = {"model.layers.0.mlp.gate_proj.weight": (16, 8), "lm_head.weight": (9, 8)}
-    tables = {"model.embed_tokens.weight": (9, 8), "model.norms.0.norm.weight": (3, 8)}
-    found = treated({**shapes, **tables})
-    assert all(found[name] == MatrixAxes(1, 0) and not found[name].is_guess for name in shapes)
-    assert list(map(found.get, tables)) == ["embedding", "weight of norm"]
-    assert curvax.find_output_layer(abstract({**shapes, **tables})) == {"lm_head.weight"}
-    tree = {"norm/scale": (3, 8), "embed/embedding": (9, 8), "up/kernel": (8, 4), "up/bias": (8,)}
-    parts = {f"{name}/{part}": x for name, x in tree.items() for part in ("real", "imaginary")}
-    whole = treated(tree)
-    assert whole["up/kernel"] == MatrixAxes(1, 0)  # as its bias says
-    assert treated(parts) == {name: whole[name.rpartition("/")[0]] for name in parts}
-    alone = treated({"kernel/real": (3, 4)})
-    assert alone["kernel/real"].is_guess  # no part of anything
+def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
+    guessed, known = ({name: jnp.ones((3, 4))} for name in ("foo", "foo_kernel"))
+    line = "1 matrix 3×4 in stack 3x4"
+    assert f"| {line}; a guess from its two axes |" in curvax.summarize(curvax.muon(0.1), guessed)
+    assert f"| {line} |" in curvax.summarize(curvax.muon(0.1), known)
+    view = curvax.on_matrices(curvax.momentum())
+    assert "a guess" in curvax.summarize(view, guessed)
+    said = curvax.muon(0.1, matrices="foo")
+    assert "a guess" not in curvax.summarize(said, guessed)
+    described = (curvax.describe_state(o, guessed) for o in (curvax.muon(0.1), said))
+    assert next(described) == next(described)

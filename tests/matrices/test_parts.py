@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -75,14 +74,10 @@ def test_parts_of_scanned_layers_are_cut_in_blocks() -> None:
     shape = {"qkv/kernel": (3, 8, 12)}
     axes = {"qkv/kernel": curvax.MatrixAxes(1, 2, column_parts=PARTS)}
     x = normal(jax.random.key(0), shape)
-    rule = curvax.MatrixRule(block_size=5)
-    optimizer = curvax.soap(0.1, refresh=2, matrices=rule, weight_dimension_numbers=axes)
-    assert "12 matrices 4×4 (2×2 tiles) in stack 4x4 + 6 matrices 4×2" in curvax.summarize(
-        optimizer, x
-    )
-    view = curvax.on_matrices(
-        curvax.momentum(0.0), curvax.MatrixRule(weight_dimension_numbers=axes, block_size=5)
-    )
+    rule = curvax.MatrixRule(weight_dimension_numbers=axes, block_size=5)
+    view = curvax.on_matrices(curvax.momentum(0.0), rule)
+    said = "12 matrices 4×4 (2×2 tiles) in stack 4x4 + 6 matrices 4×2"
+    assert said in curvax.summarize(view, x)
     updates, _ = view.update(x, view.init(x), x)
     assert_close(updates, x, 0)
 
@@ -98,7 +93,7 @@ def test_parts_on_a_mesh(method: str, kind: str) -> None:
     assert all(not x.is_fully_replicated for x in divided_arrays(state) if x.ndim)
 
 
-def test_checkpoints_name_the_parts() -> None:
+def test_checkpoints_and_summaries_show_the_parts() -> None:
     params, _, axes = fused("inputs first")
     optimizer = METHODS["muon"](weight_dimension_numbers=axes)
     description = json.loads(json.dumps(curvax.describe_state(optimizer, params)))
@@ -108,17 +103,10 @@ def test_checkpoints_name_the_parts() -> None:
     others = {"qkv/kernel": curvax.MatrixAxes(0, 1, column_parts=(2, 2, 8))}
     with pytest.raises(ValueError, match="qkv/kernel/0"):
         curvax.check_state(METHODS["muon"](weight_dimension_numbers=others), params, description)
-
-
-def test_the_summary_shows_the_parts() -> None:
+    one = {"z/kernel": curvax.MatrixAxes(column_parts=[8])}  # which is the whole
+    whole = curvax.describe_state(METHODS["muon"](weight_dimension_numbers=one), params)
+    assert [*whole["matrices"]] == [*params]
     params, _, axes = fused("heads apart")
     found = curvax.summarize(METHODS["muon"](weight_dimension_numbers=axes), params)
     said = "1 matrix 8×8 in stack 8x8 + 1 matrix 8×2 in stack 8x2 + 1 matrix 8×2 in stack 8x2"
     assert f"| qkv/kernel | 8×6×2 float32 | {said} | {4 * 8 * 12 + 3 * 12} |" in found
-
-
-def test_one_part_is_the_whole() -> None:
-    view = curvax.on_matrices(
-        curvax.momentum(0.0), weight_dimension_numbers={"w": curvax.MatrixAxes(column_parts=[3])}
-    )
-    assert list(curvax.describe_state(view, {"w": jnp.ones((2, 3))})["matrices"]) == ["w"]

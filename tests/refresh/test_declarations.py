@@ -10,7 +10,7 @@ import pytest
 
 import curvax
 from curvax import policies, subspaces
-from tests.helpers import assert_close, run
+from tests.helpers import run
 
 EPS, ROOT = 0.25, 2
 TAKEN: dict[str, tuple[str | None, ...]] = {
@@ -130,38 +130,3 @@ def test_one_policy_serves_roots_and_bases(transformation: str) -> None:
             assert check.root_damping is not None
             assert (check.root_damping.base_damping, check.root_damping.root) == (EPS, ROOT)
             assert np.array_equal(sides[-1].damping, [EPS, EPS])
-
-
-@dataclasses.dataclass(frozen=True)
-class AboveNorm(policies.RefreshPolicy):
-    """Refreshes a subspace when much of the gradient is in it."""
-
-    schedule: policies.Every
-    threshold: float
-
-    examines = "projection"
-
-    def examine(self, check: policies.ProjectionCheck) -> policies.Verdict:
-        assert check.norm.shape == check.first.shape == ()
-        return policies.Verdict(check.first | (check.norm > self.threshold))
-
-
-def test_a_policy_of_ones_own_refreshes_subspaces() -> None:
-    """Each matrix by its own projection, at the steps of the schedule."""
-    g = np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)
-    norms = np.linalg.norm(np.linalg.svd(g)[1][:, :2], axis=1)
-    g /= norms[:, None, None]  # the projections to the leading subspaces have norm 1
-    scales = np.array([[1, 1], [3, 3], [1, 3], [3, 1], [3, 1]], np.float32)
-    policy = AboveNorm(curvax.every(2, offset=1), 2.0)
-    states = states_of(made("in_subspace", policy), [s[:, None, None] * g for s in scales])
-    counts = [state.subspace.refreshes.tolist() for state in states]
-    assert counts == [[1, 1], [1, 1], [1, 2], [1, 2], [2, 2]]
-
-
-def test_examples_by_another_schedule_wait_for_it() -> None:
-    """The first refresh of a subspace comes when the schedule says, whatever the policy."""
-    g = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
-    policy = AboveNorm(curvax.every(3, first=False), 0.0)
-    states = states_of(made("in_subspace", policy), [g] * 4)
-    assert [int(state.subspace.refreshes) for state in states] == [0, 0, 1, 1]
-    assert_close(states[1].subspace.basis, np.eye(3, 2), factor=0)

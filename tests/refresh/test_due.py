@@ -125,33 +125,18 @@ def test_each_device_has_its_own_groups():
 def _between_refreshes():
     """What every step has to do: the way to bases that never change, statistics there, products
     with eigenvalues of roots, and the way back."""
-    highest = jax.lax.Precision.HIGHEST
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
-    def init(params):
-        left = jax.tree.map(lambda x: x @ x.mT, params)
-        right = jax.tree.map(lambda x: x.mT @ x, params)
-        roots = jax.tree.map(lambda x: x[..., 0], (left, right))
-        return {"statistics": (left, right), "bases": (left, right), "roots": roots}
+    def init(x):
+        sides = x @ x.mT, x.mT @ x
+        return sides, sides, (x[..., 0], x[..., 0])
 
-    def update(updates, state, params=None):
-        del params
-        bases, roots = state["bases"], state["roots"]
-
-        def entered(g, a, b):
-            return jnp.matmul(jnp.matmul(a.mT, g, precision=highest), b, precision=highest)
-
-        def gathered(statistic, x):
-            return 0.8 * statistic + 0.2 * jnp.matmul(x, x.mT, precision=highest)
-
-        def directed(x, a, b, r, s):
-            return jnp.matmul(a @ (r[..., :, None] * x * s[..., None, :]), b.mT)
-
-        x = jax.tree.map(entered, updates, *bases)
-        left, right = state["statistics"]
-        left = jax.tree.map(gathered, left, x)
-        right = jax.tree.map(lambda r, x: gathered(r, x.mT), right, x)
-        directions = jax.tree.map(directed, x, *bases, *roots)
-        return directions, state | {"statistics": (left, right)}
+    def update(g, state, params=None):
+        (left, right), (a, b), (r, s) = state
+        x = product(product(a.mT, g), b)
+        left, right = 0.8 * left + 0.2 * product(x, x.mT), 0.8 * right + 0.2 * product(x.mT, x)
+        direction = jnp.matmul(a @ (r[..., :, None] * x * s[..., None, :]), b.mT)
+        return direction, ((left, right), (a, b), (r, s))
 
     return optax.GradientTransformation(init, update)
 

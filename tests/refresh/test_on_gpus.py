@@ -19,19 +19,18 @@ from tests.helpers import assert_close
 from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
-LEAST = _loops.REFRESHED.least
+LEAST, LARGEST = _loops.REFRESHED.least, max(SHAPE) ** 2
 ADAM = optax.scale_by_adam()
 EVERY: dict[str, Any] = {"refresh": curvax.every(2)}
 EIGH = EVERY | {"method": "eigh"}  # by default nothing is decomposed on GPUs
-STORED = EVERY | {"method": curvax.eigenbases.stored_roots()}
+FOUR_BITS = curvax.quantized(block=4, min_elements=1)
+SVD: dict[str, Any] = {"basis": curvax.subspaces.svd()}
 TRANSFORMATIONS = {
     "precondition": curvax.precondition(**EIGH),
-    "precondition, 4 bits": curvax.precondition(
-        storage=curvax.quantized(block=4, min_elements=1), **EIGH
-    ),
+    "precondition, 4 bits": curvax.precondition(storage=FOUR_BITS, **EIGH),
     "in_eigenbasis": curvax.in_eigenbasis(ADAM, **EIGH),
-    "stored roots": curvax.precondition(**STORED),
-    "in_subspace": curvax.in_subspace(ADAM, 3, basis=curvax.subspaces.svd(), **EVERY),
+    "stored roots": curvax.precondition(method=curvax.eigenbases.stored_roots(), **EVERY),
+    "in_subspace": curvax.in_subspace(ADAM, 3, **SVD, **EVERY),
 }
 STAGGERED = curvax.every(2, stagger=2)
 IN_GROUPS = {  # by QR on one side: a statistic of less than full rank has more than one basis
@@ -40,18 +39,19 @@ IN_GROUPS = {  # by QR on one side: a statistic of less than full rank has more 
     "precondition, staggered": curvax.precondition(refresh=STAGGERED),
     "in_eigenbasis, staggered": curvax.in_eigenbasis(ADAM, refresh=STAGGERED),
     "rotations": curvax.in_eigenbasis(ADAM, method="rotations", side="left", **EVERY),
-    "iterated": curvax.in_subspace(
-        ADAM, 3, basis=curvax.subspaces.complement(2), refresh=curvax.every(2)
-    ),
+    "iterated": curvax.in_subspace(ADAM, 3, basis=curvax.subspaces.complement(2), **EVERY),
 }
-FOAM = curvax.policies.foam(4, 0.4, 1.0)
-CHOOSING = {"FOAM": curvax.precondition(refresh=FOAM, method="eigh")}
+# Where work may be saved, and where there is little of it
+CHOOSING = {
+    "FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0), method="eigh"),
+}
 
 
-STACK = {"kernel": jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)}
+def stack(number: int = NUMBER, shape: tuple[int, ...] = SHAPE) -> Any:
+    return {"kernel": jax.ShapeDtypeStruct((number, *shape), jnp.float32)}
 
 
-def program(transformation: Any, platform: str, stack: Any = STACK) -> str:
+def program(transformation: Any, platform: str, stack: Any) -> str:
     """The StableHLO of a step."""
     state = jax.eval_shape(transformation.init, stack)
     update = lambda g, s: transformation.update(g, s)  # noqa: E731  # traced anew
@@ -65,40 +65,48 @@ def decomposed(text: str) -> set[int]:
     return {int(call.split("x")[0]) if call.count("x") == 2 else 1 for call in calls}
 
 
-@pytest.mark.parametrize("name", cells(TRANSFORMATIONS, of=3))
-def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = max(SHAPE) ** 2
-    for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
-        monkeypatch.setattr(_loops, "REFRESHED", _loops.Groups(numbers))
-        assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
+def staggered(stagger: bool | int) -> dict[str, Any]:
+    every: dict[str, Any] = {"refresh": curvax.every(5, stagger=stagger)}
+    return {
+        f"precondition, {stagger}": curvax.precondition(method="eigh", **every),
+        f"in_eigenbasis, {stagger}": curvax.in_eigenbasis(ADAM, method="eigh", **every),
+        f"in_subspace, {stagger}": curvax.in_subspace(ADAM, 3, **SVD, **every),
+    }
 
 
-@pytest.mark.parametrize(("number", "at_once"), [(LEAST - 1, 1), (LEAST, LEAST)])
-def test_a_few_large_factors_go_one_by_one(
-    number: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+MADE = TRANSFORMATIONS | CHOOSING | staggered(True) | staggered(8) | staggered(1)
+DUE = _loops.REFRESHED
+AT_ONCE: list[tuple[str, int, Any, set[int]]] = [
+    # what is due, within the numbers that a GPU has room for
+    *(
+        (name, NUMBER, _loops.Groups(numbers), allowed)
+        for name in cells(TRANSFORMATIONS, of=3)
+        for numbers, allowed in ((NUMBER * LARGEST, {NUMBER}), (2 * LARGEST, {2, 3}), (1, {1}))
+    ),
+    # A batched decomposition of two large factors takes longer than that of one does twice.
+    ("in_eigenbasis", LEAST - 1, DUE._replace(large=LARGEST), {1}),
+    ("in_eigenbasis", LEAST, DUE._replace(large=LARGEST), {LEAST}),
+    # what takes turns together
+    *(
+        (name, 16, DUE, {most})
+        for stagger, most in ((True, 16), (8, 8), (1, 1))
+        for name in staggered(stagger)
+    ),
+    ("FOAM", NUMBER, DUE, {1}),
+]
+
+
+@pytest.mark.parametrize(("name", "number", "groups", "most"), AT_ONCE)
+def test_gpus_decompose_several_matrices_at_once(
+    name: str, number: int, groups: Any, most: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batched decomposition of two takes longer than that of one does twice."""
-    groups = _loops.REFRESHED._replace(large=max(SHAPE) ** 2)
     monkeypatch.setattr(_loops, "REFRESHED", groups)
-    stack = {"kernel": jax.ShapeDtypeStruct((number, *SHAPE), jnp.float32)}
-    assert max(decomposed(program(TRANSFORMATIONS["in_eigenbasis"], "cuda", stack))) == at_once
+    assert max(decomposed(program(MADE[name], "cuda", stack(number)))) in most
 
 
-@pytest.mark.parametrize(("stagger", "at_once"), [(True, 16), (8, 8), (1, 1)])
-@pytest.mark.parametrize("name", ["precondition", "in_eigenbasis", "in_subspace"])
-def test_what_takes_turns_together_is_decomposed_at_once(
-    name: str, stagger: bool | int, at_once: int
-) -> None:
-    policy = curvax.every(5, stagger=stagger)
-    transformation = {
-        "precondition": lambda: curvax.precondition(refresh=policy, method="eigh"),
-        "in_eigenbasis": lambda: curvax.in_eigenbasis(ADAM, refresh=policy, method="eigh"),
-        "in_subspace": lambda: curvax.in_subspace(
-            ADAM, 3, basis=curvax.subspaces.svd(), refresh=policy
-        ),
-    }[name]()
-    stack = {"kernel": jax.ShapeDtypeStruct((16, *SHAPE), jnp.float32)}
-    assert max(decomposed(program(transformation, "cuda", stack))) == at_once
+def test_large_factors_in_few_bits_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_quantized, "SINGLY_FROM", 8)
+    assert decomposed(program(TRANSFORMATIONS["precondition, 4 bits"], "cuda", stack())) == {1}
 
 
 def test_rotations_take_groups_of_one_size_from_stacks_of_several(
@@ -106,8 +114,7 @@ def test_rotations_take_groups_of_one_size_from_stacks_of_several(
 ) -> None:
     """Each size is products that XLA compiles. The moments of wide matrices count, not squares."""
     monkeypatch.setattr(_loops, "ROTATED", _loops.Groups(4 * 8 * 20, large=1, enough=2))
-    shapes = {"first": (4, 8, 12), "second": (2, 8, 20)}
-    stacks = {name: jax.ShapeDtypeStruct(x, jnp.float32) for name, x in shapes.items()}
+    stacks = {"first": stack(4, (8, 12)), "second": stack(2, (8, 20))}
     transformation = curvax.in_eigenbasis(ADAM, side="left", **EVERY)
     product = r"dot_general .*: \(tensor<([\dx]*)8x8xf32>, tensor<\1?8x8xf32>\)"
     for platform, groups in (("cuda", {"2x"}), ("tpu", {""})):
@@ -117,23 +124,11 @@ def test_rotations_take_groups_of_one_size_from_stacks_of_several(
 @pytest.mark.parametrize("number", [LEAST - 1, LEAST])
 def test_orthogonal_iterations_go_at_once_by_panels(number: int) -> None:
     """A batched QR of cuSOLVER takes longer than a loop of single ones."""
-    stack = {"kernel": jax.ShapeDtypeStruct((number, *SHAPE), jnp.float32)}
-    text = program(IN_GROUPS["QR"], "cuda", stack)
+    text = program(IN_GROUPS["QR"], "cuda", stack(number))
     panels = f"tensor<{number}x{SHAPE[0]}x{_qr.PANEL}xf32>"
     assert (panels in text) == (number >= LEAST)
     calls = re.findall(r"custom_call @\w*geqrf\w*.*: \(tensor<([\dx]+)xf32>\)", text)
     assert bool(calls) == (number < LEAST) and all(call.count("x") == 1 for call in calls)
-
-
-def test_large_factors_in_few_bits_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_quantized, "SINGLY_FROM", 8)
-    assert decomposed(program(TRANSFORMATIONS["precondition, 4 bits"], "cuda")) == {1}
-
-
-@pytest.mark.parametrize("name", CHOOSING)
-def test_others_are_decomposed_one_by_one(name: str) -> None:
-    """Where work may be saved, and where there is little of it."""
-    assert decomposed(program(CHOOSING[name], "cuda")) == {1}
 
 
 FORMS: dict[str, Any] = {"block": 4, "min_elements": 1}
@@ -155,12 +150,12 @@ VISITED = {
 }
 """Of which all matrices are decoded at every step."""
 
-AT_ONCE = cells([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=8)
-AT_ONCE += cells([("REFRESHED", name, 6) for name in IN_GROUPS], of=4)
-AT_ONCE += cells([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
+VISITS = cells([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=8)
+VISITS += cells([("REFRESHED", name, 6) for name in IN_GROUPS], of=4)
+VISITS += cells([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
 
 
-@pytest.mark.parametrize(("loop", "name", "most"), AT_ONCE)
+@pytest.mark.parametrize(("loop", "name", "most"), VISITS)
 def test_matrices_visited_at_once_are_those_one_by_one(
     loop: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,16 +204,15 @@ def test_matrices_visited_at_once_are_those_one_by_one(
 @pytest.mark.parametrize("name", cells([*TRANSFORMATIONS, *CHOOSING], of=3))
 def test_loops_of_gpus_keep_states_by_rows(name: str) -> None:
     """XLA would transpose all that a loop may decompose, at every step."""
-    transformation = (TRANSFORMATIONS | CHOOSING)[name]
-    assert "LayoutConstraint" in program(transformation, "cuda")
-    for platform in ("cpu", "tpu"):
-        assert "LayoutConstraint" not in program(transformation, platform)
+    for platform in ("cuda", "cpu", "tpu"):
+        text = program(MADE[name], platform, stack())
+        assert ("LayoutConstraint" in text) == (platform == "cuda")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_gradients_are_read_and_not_written(platform: str) -> None:
     """What a refresh returns as it was is not put back: XLA would copy it at every step."""
-    text = program(TRANSFORMATIONS["in_subspace"], platform)
+    text = program(TRANSFORMATIONS["in_subspace"], platform, stack())
     written = re.findall(r"dynamic_update_slice .*-> tensor<([\dx]+)xf32>", text)
     assert f"{NUMBER}x8x3" in written  # the basis
     assert f"{NUMBER}x8x12" not in written
@@ -229,13 +223,12 @@ def test_gpus_alone_take_several(
     platform: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_loops, "VISITED", _loops.Groups(4 * math.prod(SHAPE)))
-    stack = jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     step = jax.jit(
         lambda x, count: _loops.visit_all(
             lambda x, _: jnp.sin(x), x, (NUMBER,), count, numbers=math.prod(SHAPE)
         )
     )
-    text = step.trace(stack, count).lower(lowering_platforms=(platform,)).as_text()
+    text = step.trace(stack()["kernel"], count).lower(lowering_platforms=(platform,)).as_text()
     entry = "8x12" if rounds == NUMBER else f"{NUMBER // rounds}x8x12"
     assert re.findall(r"stablehlo.sine .* : tensor<([\dx]+)xf32>", text) == [entry]

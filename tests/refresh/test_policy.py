@@ -1,8 +1,5 @@
 """Refresh policies: when they are due, what is executed then, and what the state says of it."""
 
-import functools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +7,10 @@ import pytest
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_close, at, scanned, trajectory
-from tests.shared.factors import factors_of, root_of
+from tests.helpers import at
 from tests.shared.policies import (
     COUNTERS,
-    EPS,
     FACTORS,
-    LARGEST,
     POLICIES,
     STEPS,
     drain,
@@ -25,7 +19,7 @@ from tests.shared.policies import (
     shampoo,
     stepped,
 )
-from tests.shared.transcriptions import machine_epsilon, program_of_step
+from tests.shared.transcriptions import program_of_step
 
 
 @pytest.mark.parametrize("first", [False, True, "doubling"])
@@ -55,12 +49,6 @@ def test_a_growing_period_grows_by_one_in_a_hundred_steps(stagger):
         assert abs(np.sum(due < 700) - number) < 8
     short = curvax.every(2, first="growing")
     assert [t for t in range(1, 9) if short.due(t)] == [1, 2, 4, 6, 8]
-
-
-@functools.cache
-def trajectory_of(name):
-    """That of a policy of `POLICIES`, from ε and gradients, compiled once for all tests."""
-    return jax.jit(lambda eps, g: trajectory(shampoo(POLICIES[name], eps=eps))(g))
 
 
 DUE = {
@@ -106,43 +94,6 @@ def test_what_is_executed_is_what_the_state_counts(executed, name, method):
         assert FACTORS < total < before["checks"]  # some decisions each way
 
 
-@pytest.mark.parametrize(("name", "side"), cells([("FOAM", "left"), ("every", "both")], of=2))
-def test_a_batch_and_its_matrices_are_refreshed_alike(executed, name, side):
-    """In a scan: as many executions as counted, and the same numbers."""
-    gradients = quiet_gradients({"w": (2, 4, 6)})
-    tree = {f"w{i}": gradients["w"][:, i] for i in range(2)}
-    transformation = shampoo(POLICIES[name], side=side)
-    batched, states = scanned(transformation)(gradients)
-    done = sum(drain(executed).values())
-    assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
-    view = curvax.on_matrices(transformation, matrices="all", stack=False)
-    updates, states = scanned(view)(tree)
-    assert sum(drain(executed).values()) == done
-    assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
-    for i in range(2):
-        assert_close(updates[f"w{i}"], batched["w"][:, i], 64, condition=LARGEST / EPS)
-
-
-@pytest.mark.parametrize("name", cells(["FOAM", "DR"], of=2))
-def test_two_optimizers_under_vmap_are_two_optimizers(name):
-    """With dampings of their own."""
-    replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]
-    together = jax.tree.map(lambda *g: np.stack(g), *replicas)
-    dampings, numbers = (EPS, 2 * EPS), []
-    single = trajectory_of(name)
-    updates, states = jax.tree.map(
-        np.asarray, jax.jit(jax.vmap(single))(np.array(dampings, np.float32), together)
-    )
-    for i, gradients in enumerate(replicas):
-        alone, alone_states = single(dampings[i], gradients)
-        assert_close(jax.tree.map(lambda x, i=i: x[i], updates), alone, 64)
-        for one, other in zip(factors_of(states), factors_of(alone_states), strict=True):
-            for field in COUNTERS:
-                assert np.array_equal(getattr(one, field)[i], getattr(other, field))
-        numbers.append([np.asarray(f.refreshes[-1]).tolist() for f in factors_of(alone_states)])
-    assert numbers[0] != numbers[1]
-
-
 @pytest.mark.parametrize("apart", [0, 1])
 def test_refreshes_of_replicas_under_vmap_keep_their_period(executed, apart):
     """Nothing is decomposed at other steps; where one replica is due, the work is done for all."""
@@ -158,36 +109,6 @@ def test_refreshes_of_replicas_under_vmap_keep_their_period(executed, apart):
         _, state = update(at(gradients, t), state)
         due = any(POLICIES["every"].due(step) for step in (t + 1, t + 1 + apart))
         assert sum(drain(executed).values()) == (2 * FACTORS if due else 0)
-
-
-def test_a_users_policy_is_obeyed():
-    """Its damping and its eigenvalues make the root `Q (d + ε)^(-1/p) Qᵀ`."""
-    policy: Any = POLICIES["a user's"]
-    assert isinstance(policy, curvax.policies.RefreshPolicy)
-    gradients = quiet_gradients({"w": (5, 4)})
-    _, states = scanned(shampoo(policy, b2=0.8))(gradients)
-    factor = jax.tree.map(np.asarray, factors_of(states)[0])
-    found = root_of(factor, 2, EPS)
-    statistic, trace, damping, refreshes = np.zeros((5, 5)), 0.0, EPS, 0
-    raised = 0
-    for t in range(STEPS):
-        g = np.asarray(gradients["w"][t], np.float64)
-        statistic = 0.8 * statistic + 0.2 * (g @ g.T)
-        if t % 2 == 0:
-            ratio = np.trace(statistic) / trace if trace else np.inf
-            if not 1 / 1.3 <= ratio <= 1.3:
-                trace, damping, refreshes = np.trace(statistic), EPS, refreshes + 1
-                d, q = np.linalg.eigh(statistic)
-            else:
-                damping, raised = 2 * damping, raised + 1
-            if t:
-                assert_close(factor.proxy[t], ratio, 64)
-            root = (q * (np.maximum(d, 0) + damping) ** -0.5) @ q.T
-        assert factor.refreshes[t] == refreshes and factor.checks[t] == t // 2 + 1
-        assert factor.damping[t] == damping
-        condition = float(d[-1] / damping)
-        assert_close(found[t], root, 64, condition=condition, eps=machine_epsilon("float32"))
-    assert raised > 1 and refreshes > 1
 
 
 def test_the_period_of_soap_grows_to_ten_by_default() -> None:
