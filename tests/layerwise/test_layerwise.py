@@ -330,7 +330,7 @@ def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:
     """Temporaries do not grow with the gradients."""
     width, number = 64, 40
     layers = {"kernel": jax.ShapeDtypeStruct((number, width, width), jnp.float32)}
-    optimizer = curvax.muon(0.1, **SPECIFIED)
+    optimizer = curvax.muon(0.1, weight_dimension_numbers={"kernel": AXES["*kernel"]})
     _, step = steps_of(optimizer, square, lambda x: jnp.sum(x**2))
     state, x = jax.eval_shape(optimizer.init, layers), jax.ShapeDtypeStruct((4, width), jnp.float32)
     assert temporaries(step, layers, state, x) < number * width * width * 4 / 2

@@ -100,7 +100,7 @@ def test_codes_stand_for_the_table_of_the_paper_and_are_kept_exactly(bits, map, 
     assert len(np.unique(codes)) == 2**bits
     scales = np.exp(generator.uniform(-20, 20, (30, 3, 3))).astype(dtype)
 
-    @(optimized if dtype == "float32" else compiled)
+    @compiled
     def kept(codes, scales):
         coded = Coded(pack(codes, codec), scales)
         x = decode(coded, codec, 10)
