@@ -185,25 +185,24 @@ def calls_that_ran() -> set[str]:
     return {call for suite, call in pairs if len(calls.result_of(suite, call, runs).finals) > 1}
 
 
-@pytest.mark.parametrize(
-    ("page", "first"),
-    [
-        ("README.md", "curvax.soap(0.01)"),
-        ("docs/choosing.md", "curvax.soap(0.01)"),
-        ("docs/start.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
-        ("docs/clients.md", "curvax.muon(0.03)"),
-        ("docs/tuning.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
-        (
-            "docs/methods.md",
-            "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))",
-        ),
-        ("docs/troubleshooting.md", ""),
-        ("docs/faq.md", ""),
-        ("docs/notebooks/transformer.py", "curvax.muon(0.03)"),
-        ("docs/notebooks/sharding.py", "curvax.soap(0.01)"),
-        ("docs/notebooks/fine_tuning.py", ""),
-    ],
-)
+SHAMPOO = "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))"
+RACS = "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"
+ON_PAGES = {  # and one of the calls on each
+    "README.md": "curvax.soap(0.01)",
+    "docs/choosing.md": "curvax.soap(0.01)",
+    "docs/start.md": RACS,
+    "docs/clients.md": "curvax.muon(0.03)",
+    "docs/tuning.md": RACS,
+    "docs/methods.md": SHAMPOO,
+    "docs/troubleshooting.md": "",
+    "docs/faq.md": "",
+    "docs/notebooks/transformer.py": "curvax.muon(0.03)",
+    "docs/notebooks/sharding.py": "curvax.soap(0.01)",
+    "docs/notebooks/fine_tuning.py": "",
+}
+
+
+@pytest.mark.parametrize(("page", "first"), ON_PAGES.items())
 def test_calls_on_pages_are_those_that_ran(page: str, first: str) -> None:
     """As they stand, but for what belongs to the model and its run."""
     calls, pages = module("evidence._calls"), module("pages")
@@ -240,26 +239,27 @@ unknown = curvax.soap(peak)
 
 
 @pytest.mark.parametrize(
-    ("losses", "expected"),
+    ("loss", "other", "takes_its_place"),
     [
-        ({"curvax.soap(0.01)": 1.6}, ""),  # 80 %, and no other has run
-        ({"curvax.soap(0.01)": 1.6, "curvax.soap(0.01, refresh=3)": 1.55}, "refresh=3)"),
-        ({"curvax.soap(0.01)": 1.6, "curvax.soap(0.01, refresh=3)": 1.59}, ""),
-        ({"curvax.soap(0.01)": 1.55, "curvax.soap(0.01, refresh=3)": 1.5}, ""),
+        (1.6, None, False),  # 80 %, and no other has run
+        (1.6, 1.55, True),
+        (1.6, 1.59, False),
+        (1.55, 1.5, False),
     ],
 )
 def test_where_a_call_keeps_too_little_another_takes_its_place(
-    monkeypatch: pytest.MonkeyPatch, losses: dict[str, float], expected: str
+    monkeypatch: Any, loss: float, other: float | None, takes_its_place: bool
 ) -> None:
     calls, Result = module("evidence._calls"), module("evidence._plan").Result
-    tuned = {"adamw": 2.0, "soap": 1.5, "muon": 1.5}
-    runs = {name: Result(None, [{"loss": x, "seed": 1}]) for name, x in tuned.items()}
-    own = {call: Result(None, [{"loss": x, "seed": 1}]) for call, x in losses.items()}
+    losses = {"adamw": 2.0, "soap": 1.5, "muon": 1.5, "curvax.soap(0.01)": loss}
+    losses |= {"curvax.soap(0.01, refresh=3)": other} if other else {}
+    runs = {name: Result(None, [{"loss": x, "seed": 1}]) for name, x in losses.items()}
+    none = Result(None, [])
     monkeypatch.setattr(calls, "results", lambda suite, _: runs)
-    monkeypatch.setattr(calls, "result_of", lambda suite, call, _: own.get(call, Result(None, [])))
+    monkeypatch.setattr(calls, "result_of", lambda suite, call, _: runs.get(call, none))
     found = calls.alternatives("code-250", {})
-    assert [x.call.partition(", ")[2] for x in found.values()] == [expected] * bool(expected)
-    assert [*found] == ["curvax.soap(0.01)"] * bool(expected)
+    expected = {"curvax.soap(0.01)": "curvax.soap(0.01, refresh=3)"} if takes_its_place else {}
+    assert {call: x.call for call, x in found.items()} == expected
 
 
 def test_times_on_a_gpu_are_of_the_program_of_the_call(monkeypatch: Any) -> None:
