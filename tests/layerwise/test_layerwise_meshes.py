@@ -1,6 +1,5 @@
 """Stacked layers cut over devices as FSDP cuts them, with Auto and Explicit axes."""
 
-import functools
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import curvax
 from tests.cells import cells
 from tests.helpers import assert_close
 from tests.hlo import collectives
+from tests.layerwise.test_layerwise import steps_of, trained
 from tests.shared.meshes import both_axis_types, explicit_by_default, mesh_of
 
 LAYERS, WIDTH, INNER, DEVICES, STEPS = 6, 16, 16, 8, 3
@@ -42,6 +42,10 @@ def block(layer: Any, x: Any) -> Any:
     return x + jnp.tanh(x @ layer["up"]["kernel"]) @ layer["down"]["kernel"]
 
 
+def mean_square(x: Any) -> Any:
+    return jnp.mean(x**2)
+
+
 def layers_on(mesh: Mesh) -> Any:
     draw = np.random.default_rng(0)
     shapes = {"up": (LAYERS, WIDTH, INNER), "down": (LAYERS, INNER, WIDTH)}
@@ -61,36 +65,15 @@ def inputs_on(mesh: Mesh) -> list[Any]:
     return [jax.device_put(x, sharding) for x in xs]
 
 
-def during(optimizer: Any, layers: Any, state: Any, x: Any) -> Any:
-    output, backward = curvax.layerwise(block, optimizer, layers, state, x)
-    layers, state, _ = backward(2 * output / output.size)
-    return layers, state
-
-
-def ordinary(optimizer: Any, layers: Any, state: Any, x: Any) -> Any:
-    def loss(layers: Any) -> Any:
-        return jnp.mean(jax.lax.scan(lambda x, p: (block(p, x), None), x, layers)[0] ** 2)
-
-    updates, state = optimizer.update(jax.grad(loss)(layers), state, layers)
-    return optax.apply_updates(layers, updates), state
-
-
-def trained(optimizer: Any, mesh: Mesh, step: Any) -> tuple[Any, Any]:
-    layers, step = layers_on(mesh), jax.jit(functools.partial(step, optimizer))
-    state = optimizer.init(layers)
-    for x in inputs_on(mesh):
-        layers, state = step(layers, state, x)
-    return layers, state
-
-
 @explicit_by_default
 @pytest.mark.parametrize("name", cells(OPTIMIZERS, of=10))
 def test_layers_cut_over_devices_equal_those_of_an_ordinary_step(name: str, kind: str) -> None:
     mesh, optimizer = mesh_of(kind, DEVICES), OPTIMIZERS[name]()
-    layers, state = trained(optimizer, mesh, during)
-    expected, expected_state = trained(optimizer, mesh, ordinary)
-    assert jax.tree.structure(state) == jax.tree.structure(expected_state)
-    assert_close(layers, expected, 512.0)
+    layers = layers_on(mesh)
+    expected, (layers, _, _) = trained(
+        steps_of(optimizer, block, mean_square), layers, optimizer.init(layers), inputs_on(mesh)
+    )
+    assert_close(layers, expected[0], 512.0)
     for name, cut in CUTS.items():
         kernel = layers[name]["kernel"]
         assert kernel.sharding.is_equivalent_to(NamedSharding(mesh, cut), 3)
@@ -102,9 +85,8 @@ def test_a_layer_is_gathered_in_its_turn(kind: str) -> None:
     mesh, optimizer = mesh_of(kind, DEVICES), OPTIMIZERS["adamw"]()
     layers = layers_on(mesh)
     given = layers, optimizer.init(layers), inputs_on(mesh)[0]
-    found = collectives(
-        jax.jit(functools.partial(during, optimizer)).lower(*given).compile().as_text()
-    )
+    _, during = steps_of(optimizer, block, mean_square)
+    found = collectives(jax.jit(during).lower(*given).compile().as_text())
     matrix = 4 * WIDTH * INNER
     assert any(c.kind == "all-gather" and c.bytes == matrix for c in found)
     assert all(c.inside for c in found if c.bytes >= matrix)

@@ -1,15 +1,26 @@
-"""Layers that are not stacked, one call each: embedding, unlike blocks, head."""
+"""Layers of models: unlike ones, one call each, and those that Flax has scanned or stacked."""
 
 import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 
 import curvax
+from tests.cells import cells
 from tests.helpers import assert_close, normal
+from tests.layerwise.test_layerwise import (
+    SPECIFIED,
+    assert_same_steps,
+    square,
+    steps_of,
+    temporaries,
+    trained,
+)
 
 VOCABULARY, WIDTH, SGD = 11, 6, optax.sgd(0.1)
 
@@ -90,26 +101,14 @@ def during(params: Any, states: Any, tokens: Any) -> Any:
     return {name: new[name] for name in BLOCKS}, new_states, loss
 
 
-def assert_same_training(steps: Any, params: Any, states: Any, inputs: Any, factor: float) -> None:
-    """Of two steps: parameters and losses are close, states have one form, and all moves."""
-    found = []
-    for step in map(jax.jit, steps):
-        own, state, losses = params, states, []
-        for x in inputs:
-            own, state, loss = step(own, state, x)
-            losses.append(loss)
-        found.append((own, state, losses))
-    assert jax.tree.structure(found[1]) == jax.tree.structure(found[0])
-    assert_close(found[1][::2], found[0][::2], factor)
-    moved = jax.tree.map(lambda p, q: float(jnp.abs(p - q).max()), found[1][0], params)
-    assert min(jax.tree.leaves(moved)) > 1e-3
-
-
 def test_unlike_blocks_equal_an_ordinary_step_with_an_optimizer_for_each() -> None:
     params = parameters()
     states = {name: o.init(params[name]) for name, o in OPTIMIZERS.items()}
     inputs = [jax.random.randint(jax.random.key(i), (8,), 0, VOCABULARY) for i in range(4)]
-    assert_same_training((ordinary, during), params, states, inputs, 512.0)
+    expected, found = trained((ordinary, during), params, states, inputs)
+    assert_close(found[::2], expected[::2], 512.0)
+    moved = jax.tree.map(lambda p, q: float(jnp.abs(p - q).max()), found[0], params)
+    assert min(jax.tree.leaves(moved)) > 1e-3
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -152,13 +151,9 @@ def test_each_pass_updates_the_weights_that_its_call_got(stacked: bool) -> None:
 def test_one_gradient_at_a_time_and_in_place() -> None:
     """Of eight layers, in the compiled program."""
     width, number = 96, 8
-    shape = jax.ShapeDtypeStruct((width, width), jnp.float32)
-    layers = [{"kernel": shape} for _ in range(number)]
+    layers = [{"kernel": jax.ShapeDtypeStruct((width, width), jnp.float32)} for _ in range(number)]
     optimizer = curvax.racs(0.1)
     states = [jax.eval_shape(optimizer.init, layer) for layer in layers]
-
-    def square(layer: Any, x: Any) -> Any:
-        return x + jnp.tanh(x @ layer["kernel"])
 
     def step(layers: Any, states: Any, x: Any) -> Any:
         backward = []
@@ -172,8 +167,55 @@ def test_one_gradient_at_a_time_and_in_place() -> None:
         return [layer for layer, _ in new[::-1]], [state for _, state in new[::-1]], dx
 
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
-    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(layers, states, x)
-    found: Any = lowered.compile().memory_analysis()
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves((layers, states))]
-    assert found.alias_size_in_bytes >= sum(sizes)
-    assert found.temp_size_in_bytes < 4 * (4 * width**2)
+    assert temporaries(step, layers, states, x) < 4 * (4 * width**2)
+
+
+# Layers of Flax: `nn.scan`, and `nnx.vmap`.
+
+LAYERS = 3
+OPTIMIZER = curvax.muon(0.01, **SPECIFIED)
+INPUTS = [jax.random.normal(jax.random.key(i), (4, WIDTH)) for i in range(3)]
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, _: Any = None) -> Any:
+        hidden = nn.Dense(2 * WIDTH, name="up")(nn.LayerNorm(name="norm")(x))
+        return x + nn.Dense(WIDTH, name="down")(nn.gelu(hidden)), None
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.up = nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs)
+        self.down = nnx.Linear(2 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x + self.down(nnx.gelu(self.up(self.norm(x))))
+
+
+def of_linen() -> tuple[Any, Any, Any]:
+    """Parameters, and the functions of one layer and of all, which may be a scan of it."""
+    axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+    stack = nn.scan(Block, **axes, length=LAYERS)()
+    params = stack.init(jax.random.key(0), INPUTS[0], None)["params"]
+    one = lambda p, x: Block().apply({"params": p}, x)[0]  # noqa: E731
+    return params, one, lambda p, x: stack.apply({"params": p}, x, None)[0]
+
+
+def of_nnx() -> tuple[Any, Any, Any]:
+    stack = nnx.split_rngs(splits=LAYERS)(nnx.vmap(NnxBlock, in_axes=0, out_axes=0))
+    graph, params = nnx.split(stack(nnx.Rngs(0)), nnx.Param)
+    return params, lambda p, x: nnx.merge(graph, p)(x), None
+
+
+@pytest.mark.parametrize("of_flax", cells([of_linen, of_nnx], of=2))
+def test_layers_of_flax_are_trained_as_by_an_ordinary_step(of_flax: Any) -> None:
+    with jax.numpy_rank_promotion("allow"):
+        params, one, whole = of_flax()
+
+        def loss(x: Any) -> Any:
+            return jnp.mean(jnp.cumsum(x, axis=0) ** 2)
+
+        steps = steps_of(OPTIMIZER, one, loss, whole)
+        assert_same_steps(OPTIMIZER, 4096.0, params, INPUTS, steps)

@@ -3,16 +3,14 @@
 The method is `unit`: momentum, whose root mean square is 0.2 in every matrix.
 """
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shared.processes import ROOT, run_python
+
 FOLDERS = ("curvax", "optimizers", "transforms", "tests", "benchmarks", "docs", "examples")
 
 REFERENCE = '''
@@ -150,24 +148,16 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-def run(copy: Path, *command: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(copy), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
 def test_the_suites_find_the_method(copy: Path) -> None:
     """It follows its reference and keeps the core of the contract, and its names are compared."""
     files = ("test_references.py", "test_contract.py")
     given = [*(f"tests/optimizers/{file}" for file in files), "tests/project/test_house.py"]
     chosen = "unit or names_written_out or another_format"
-    said = run(copy, "-m", "pytest", "-v", "--numprocesses=0", "-k", chosen, *given)
+    given += ["--numprocesses=0", "-k", chosen]
+    said = run_python("-m", "pytest", "-v", *given, cwd=copy, PYTHONPATH=str(copy))
     for test in ("follow_the_reference_of_their_row", "second_call"):
         assert re.search(rf"{test}.*\[unit\] PASSED", said), said
 
 
 def test_pages_and_benchmarks_have_the_method(copy: Path) -> None:
-    run(copy, "-c", SITE)
+    run_python("-c", SITE, cwd=copy, PYTHONPATH=str(copy))

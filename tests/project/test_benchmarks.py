@@ -116,9 +116,7 @@ def test_a_program_with_rotations_decomposes_nothing_and_has_the_flops_of_its_fo
     assert exact["decompositions"] > 0 and exact["flops"] != found["refresh"]["flops"]
 
 
-def test_the_model_of_time_finds_rates_from_which_times_were_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_model_of_time_finds_rates_from_which_times_were_made(monkeypatch: Any) -> None:
     subject, random = module("programs"), np.random.default_rng(0)
     rates = np.array([1 / 2e9, 4e-3, 1 / 50e9, 1 / 300e9])
     lines, times = {}, {}
@@ -182,34 +180,29 @@ def test_differences_corrections_and_speed_ups() -> None:
 
 def calls_that_ran() -> set[str]:
     """Of those that pages print, as they are with the defaults of today."""
-    calls, pages = module("evidence._calls"), module("pages")
-    return {
-        call
-        for suite in calls.PRINTED
-        for call in (x.call for x in calls.measured(suite))
-        if len(calls.result_of(suite, call, pages.runs()).finals) > 1
-    }
+    calls, runs = module("evidence._calls"), module("pages").runs()
+    pairs = [(suite, x.call) for suite in calls.PRINTED for x in calls.measured(suite)]
+    return {call for suite, call in pairs if len(calls.result_of(suite, call, runs).finals) > 1}
 
 
-@pytest.mark.parametrize(
-    ("page", "first"),
-    [
-        ("README.md", "curvax.soap(0.01)"),
-        ("docs/choosing.md", "curvax.soap(0.01)"),
-        ("docs/start.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
-        ("docs/clients.md", "curvax.muon(0.03)"),
-        ("docs/tuning.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
-        (
-            "docs/methods.md",
-            "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))",
-        ),
-        ("docs/troubleshooting.md", ""),
-        ("docs/faq.md", ""),
-        ("docs/notebooks/transformer.py", "curvax.muon(0.03)"),
-        ("docs/notebooks/sharding.py", "curvax.soap(0.01)"),
-        ("docs/notebooks/fine_tuning.py", ""),
-    ],
-)
+SHAMPOO = "curvax.shampoo(rate, refresh=10, base=optax.adamw, others=optax.adamw(4 * rate))"
+RACS = "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"
+ON_PAGES = {  # and one of the calls on each
+    "README.md": "curvax.soap(0.01)",
+    "docs/choosing.md": "curvax.soap(0.01)",
+    "docs/start.md": RACS,
+    "docs/clients.md": "curvax.muon(0.03)",
+    "docs/tuning.md": RACS,
+    "docs/methods.md": SHAMPOO,
+    "docs/troubleshooting.md": "",
+    "docs/faq.md": "",
+    "docs/notebooks/transformer.py": "curvax.muon(0.03)",
+    "docs/notebooks/sharding.py": "curvax.soap(0.01)",
+    "docs/notebooks/fine_tuning.py": "",
+}
+
+
+@pytest.mark.parametrize(("page", "first"), ON_PAGES.items())
 def test_calls_on_pages_are_those_that_ran(page: str, first: str) -> None:
     """As they stand, but for what belongs to the model and its run."""
     calls, pages = module("evidence._calls"), module("pages")
@@ -246,31 +239,30 @@ unknown = curvax.soap(peak)
 
 
 @pytest.mark.parametrize(
-    ("losses", "expected"),
+    ("loss", "other", "takes_its_place"),
     [
-        ({"curvax.soap(0.01)": 1.6}, ""),  # 80 %, and no other has run
-        ({"curvax.soap(0.01)": 1.6, "curvax.soap(0.01, refresh=3)": 1.55}, "refresh=3)"),
-        ({"curvax.soap(0.01)": 1.6, "curvax.soap(0.01, refresh=3)": 1.59}, ""),
-        ({"curvax.soap(0.01)": 1.55, "curvax.soap(0.01, refresh=3)": 1.5}, ""),
+        (1.6, None, False),  # 80 %, and no other has run
+        (1.6, 1.55, True),
+        (1.6, 1.59, False),
+        (1.55, 1.5, False),
     ],
 )
 def test_where_a_call_keeps_too_little_another_takes_its_place(
-    monkeypatch: pytest.MonkeyPatch, losses: dict[str, float], expected: str
+    monkeypatch: Any, loss: float, other: float | None, takes_its_place: bool
 ) -> None:
     calls, Result = module("evidence._calls"), module("evidence._plan").Result
-    tuned = {"adamw": 2.0, "soap": 1.5, "muon": 1.5}
-    runs = {name: Result(None, [{"loss": x, "seed": 1}]) for name, x in tuned.items()}
-    own = {call: Result(None, [{"loss": x, "seed": 1}]) for call, x in losses.items()}
+    losses = {"adamw": 2.0, "soap": 1.5, "muon": 1.5, "curvax.soap(0.01)": loss}
+    losses |= {"curvax.soap(0.01, refresh=3)": other} if other else {}
+    runs = {name: Result(None, [{"loss": x, "seed": 1}]) for name, x in losses.items()}
+    none = Result(None, [])
     monkeypatch.setattr(calls, "results", lambda suite, _: runs)
-    monkeypatch.setattr(calls, "result_of", lambda suite, call, _: own.get(call, Result(None, [])))
+    monkeypatch.setattr(calls, "result_of", lambda suite, call, _: runs.get(call, none))
     found = calls.alternatives("code-250", {})
-    assert [x.call.partition(", ")[2] for x in found.values()] == [expected] * bool(expected)
-    assert [*found] == ["curvax.soap(0.01)"] * bool(expected)
+    expected = {"curvax.soap(0.01)": "curvax.soap(0.01, refresh=3)"} if takes_its_place else {}
+    assert {call: x.call for call, x in found.items()} == expected
 
 
-def test_times_on_a_gpu_are_of_the_program_of_the_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_times_on_a_gpu_are_of_the_program_of_the_call(monkeypatch: Any) -> None:
     calls, pages = module("evidence._calls"), module("pages")
     cells = {"soap": "≈ 1.58", "muon": "1.08", "curvax.soap(rate, refresh=4)": "≈ 2"}
     found = {name: {"training step over AdamW's": cell} for name, cell in cells.items()}
@@ -326,6 +318,7 @@ LOSSES = {
     "noisy": [1.5, 2.6, 2.0, 1.4, 2.5],
     "near": [1.995, 2.096, 1.894, 1.995, 2.046],  # below with every seed, by 0.005
     "worse": [2.3, 2.41, 2.19, 2.3, 2.36],
+    "slight": [1.9, 2.05, 1.9, 1.94, 1.99],
     "unfinished": [1.0, 1.0],
 }
 
@@ -346,32 +339,32 @@ LOSSES = {
     ],
 )
 def test_verdicts_on_claims_follow_from_the_losses(
-    monkeypatch: pytest.MonkeyPatch, method: str, how: dict[str, Any], expected: str
+    verdict: Any, method: str, how: dict[str, Any], expected: str
 ) -> None:
+    assert verdict(claim_of(method, **how)) == expected
+
+
+def test_verdicts_of_a_table_with_many_comparisons_need_smaller_p_values(verdict: Any) -> None:
+    slight = claim_of("slight")
+    noise = claim_of("noisy", others=("adamw", "better", "worse", "slight"))
+    assert verdict(slight) == verdict(slight, slight) == "agrees"
+    assert verdict(slight, noise) == "undecided: within the noise of seeds"
+
+
+def claim_of(method: str, **how: Any) -> Any:
+    return module("evidence._compare").Claim("c", ("recipe-250",), method, **how)
+
+
+@pytest.fixture
+def verdict(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The verdict on the first claim of a table."""
     compare, Result = module("evidence._compare"), module("evidence._plan").Result
     found = {name: Result(None, [{"loss": x} for x in losses]) for name, losses in LOSSES.items()}
     monkeypatch.setattr(compare, "results", lambda suite, runs: found)
     monkeypatch.setattr(compare, "curve_of", lambda suite, runs: {250: 2.01, 500: 1.85, 1000: 1.75})
-    claim = compare.Claim("c", ("recipe-250",), method, **how)
-    ps = compare.corrected((claim,), {})
-    assert compare.judged(claim, "recipe-250", {}, ps)[1] == expected
-
-
-def test_verdicts_of_a_table_with_many_comparisons_need_smaller_p_values(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compare, Result = module("evidence._compare"), module("evidence._plan").Result
-    losses = LOSSES | {"slight": [1.9, 2.05, 1.9, 1.94, 1.99]}
-    found = {name: Result(None, [{"loss": x} for x in own]) for name, own in losses.items()}
-    monkeypatch.setattr(compare, "results", lambda suite, runs: found)
-    slight = compare.Claim("c", ("recipe-250",), "slight")
-    noise = slight._replace(method="noisy", others=("adamw", "better", "worse", "slight"))
-
-    def verdict(*table: Any) -> str:
-        return compare.judged(slight, "recipe-250", {}, compare.corrected(table, {}))[1]
-
-    assert verdict(slight) == verdict(slight, slight) == "agrees"
-    assert verdict(slight, noise) == "undecided: within the noise of seeds"
+    return lambda *table: compare.judged(table[0], "recipe-250", {}, compare.corrected(table, {}))[
+        1
+    ]
 
 
 def test_every_method_is_tuned_to_the_minimum_within_its_budget() -> None:

@@ -1,9 +1,7 @@
-"""What a user installs: names, files, requirements."""
+"""What a user installs: names, files, requirements, and nothing that reaches outside."""
 
 import os
 import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from email.parser import HeaderParser
@@ -11,7 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.shared.processes import ROOT, run_python
+
 LIBRARY = [*(ROOT / "curvax").glob("*.py")]
 LIBRARY += [file for name in ("optimizers", "transforms") for file in (ROOT / name).rglob("*.py")]
 
@@ -32,17 +31,6 @@ assert "_read" not in vars(curvax.published.RUNS)  # not at import
 assert curvax.published.RUNS["alice/llama-130M"].numbers["rank"] == 256
 print(curvax.__version__)
 """
-
-
-def run_python(code: str, *args: object, cwd: Path, path: Path | None = None) -> str:
-    """What `code` prints in a new interpreter; `path` comes before what is installed."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    if path is not None:
-        environment["PYTHONPATH"] = str(path)
-    command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def installed_names() -> set[str]:
@@ -72,7 +60,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, directory = tmp_path_factory.mktemp("build") / "tree", tmp_path_factory.mktemp("wheel")
     shutil.copytree(checkout, tree, symlinks=True)
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
-    run_python(code, directory, cwd=tree)
+    run_python("-c", code, directory, cwd=tree)
     (archive,) = directory.iterdir()
     return archive
 
@@ -95,8 +83,53 @@ def test_wheel_imports_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(site)
     elsewhere.mkdir()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert run_python(IMPORT_ALL, site, cwd=elsewhere, path=site) == project["version"]
+    said = run_python("-c", IMPORT_ALL, site, cwd=elsewhere, PYTHONPATH=str(site))
+    assert said == project["version"]
 
 
 def test_uninstalled_checkout_imports_from_its_root(checkout: Path) -> None:
-    assert run_python(IMPORT_ALL, checkout, cwd=checkout)
+    assert run_python("-c", IMPORT_ALL, checkout, cwd=checkout)
+
+
+# Everything that Python can be asked for outside of its own memory is refused, but for reading the
+# sources of what is imported. JAX is loaded, and has compiled something, before.
+CLOSED = """
+import sys
+import jax, jax.numpy as jnp, optax
+jax.block_until_ready(jax.jit(lambda x: jnp.linalg.eigh(x @ x.T))(jnp.ones((3, 3))))
+seen = []
+def hook(event, arguments):
+    name = event.split(".")[0]
+    # What Python looks into to import a module, and to tell the version of an installed package.
+    reads = event == "open" and str(arguments[0]).endswith(
+        (".py", ".pyc", ".zip", "-info", "/METADATA", "/PKG-INFO")
+    )
+    if name in ("socket", "urllib", "http", "ftplib", "subprocess", "pickle", "ctypes") or (
+        event in ("open", "os.system", "os.exec", "os.fork", "os.remove", "os.rename", "os.mkdir")
+        and not reads
+    ):
+        seen.append((event, str(arguments)[:80]))
+        raise PermissionError(f"{event} {arguments}")
+sys.addaudithook(hook)
+import curvax
+params = {"a": {"kernel": jnp.ones((4, 6)), "bias": jnp.zeros(6)}}
+for make in (curvax.muon, curvax.galore):
+    optimizer = make(0.1)
+    first = lambda params: optimizer.update(params, optimizer.init(params), params)
+    updates, state = jax.jit(first)(params)
+    curvax.report(optimizer, params, state)
+    curvax.describe_state(optimizer, params)
+assert not seen, seen
+try:
+    import socket
+    socket.socket()
+except PermissionError:
+    print("closed")
+"""
+
+
+def test_nothing_outside_is_asked_for() -> None:
+    """While the library is imported and used. The negative control: afterwards it is refused."""
+    unset = dict.fromkeys(name for name in os.environ if name.startswith("JAX_"))
+    variables = {**unset, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    assert run_python("-c", CLOSED, **variables) == "closed"

@@ -8,7 +8,6 @@ import ast
 import builtins
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +15,13 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 import jax
-import numpy as np
 import optax
 import pytest
 
 import curvax
 from tests.cells import cells
+from tests.shared.processes import ROOT, run_python
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 
 
@@ -32,15 +30,7 @@ def blocks_of(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def run(page: Path) -> dict[str, Any]:
-    """What the blocks define, run one after the other."""
-    names: dict[str, Any] = {}
-    for block in blocks_of(page):
-        exec(compile(block, str(page), "exec"), names)
-    return names
-
-
-PAGES = [page for page in (README, *sorted(ROOT.glob("docs/**/*.md"))) if blocks_of(page)]
+PAGES = [page for page in sorted(ROOT.glob("docs/**/*.md")) if blocks_of(page)]
 
 
 def summarized(page: Path) -> set[str]:
@@ -50,20 +40,27 @@ def summarized(page: Path) -> set[str]:
     return {row for table in tables for row in table.splitlines() if not row.startswith("| … ")}
 
 
-@pytest.mark.parametrize("page", cells(PAGES, of=22), ids=lambda page: page.stem)
+# The first block of the README is a step; its second an optimizer with an orthogonal direction.
+README_ENDS = """
+import numpy as np
+assert step._cache_size() == 1
+params = {"a": {"kernel": np.eye(3, dtype=np.float32) + 1}}
+updates, _ = jax.jit(lambda x: optimizer.update(x, optimizer.init(x), x))(params)
+norm = float(np.linalg.norm(updates["a"]["kernel"]))
+assert abs(norm - 0.02 * 3**0.5) < 1e-6, norm  # an orthogonal 3×3 matrix has the norm √3
+"""
+
+
+@pytest.mark.parametrize("page", [README, *cells(PAGES, of=21)], ids=lambda page: page.stem)
 def test_pages_run(page: Path) -> None:
     """And print the table that they show."""
+    code = "".join(blocks_of(page)) + README_ENDS * (page == README)
     flags = "--xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, "-c", "".join(blocks_of(page))],
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    assert summarized(page) <= {*done.stdout.splitlines()}
+    printed = run_python("-c", code, XLA_FLAGS=flags, PYTHONPATH=os.environ.get("PYTHONPATH"))
+    assert summarized(page) <= {*printed.splitlines()}
+
+
+CLIENTS = re.findall(r"```py\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
 
 
 def calls_of(block: str) -> list[str]:
@@ -83,9 +80,8 @@ def calls_of(block: str) -> list[str]:
 
 
 def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
-    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
-    calls = [call for block in blocks for call in calls_of(block)]
-    assert len(calls) >= len(blocks) - 1
+    calls = [call for block in CLIENTS for call in calls_of(block)]
+    assert len(calls) >= len(CLIENTS) - 1
     rate = optax.constant_schedule(0.03)
     names = {"curvax": curvax, "optax": optax, "schedule": rate, "learning_rate": 0.01}
     names |= {"config": SimpleNamespace(adam_weight_decay=0.1, adam_b1=0.9)}
@@ -102,10 +98,9 @@ def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
 
 def test_blocks_for_other_code_bases_run_beside_stubs() -> None:
     """With a stub for each name of theirs: what is of curvax exists and takes these arguments."""
-    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
     pair = MagicMock(), MagicMock()
     own = {"curvax": curvax, "eqx": MagicMock(**{"partition.return_value": pair})}
-    for block in blocks:
+    for block in CLIENTS:
         tree = ast.parse(block)
         froms = [x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and x.module]
         parts = [name.split(".") for name in ("optax", *froms)]
@@ -122,7 +117,9 @@ def test_every_combination_takes_steps() -> None:
     page, names = ROOT / "docs" / "combinations.md", {}
     kernel = {"kernel": jax.ShapeDtypeStruct((96, 128), "float32")}
     params = {"a": kernel, "attention": {"out": kernel}}  # the record's chain names the second
-    optimizers = [*run(ROOT / "docs/where.md")["optimizers"].values()]
+    where: dict[str, Any] = {}
+    exec("".join(blocks_of(ROOT / "docs/where.md")), where)
+    optimizers = [*where["optimizers"].values()]
     for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
         exec(compile(line, str(page), "exec"), names)
         optimizers.append(names.pop("optimizer", None))
@@ -131,14 +128,3 @@ def test_every_combination_takes_steps() -> None:
         updates, after = jax.eval_shape(optimizer.update, params, state, params)
         assert updates["a"]["kernel"].shape == (96, 128)
         assert jax.tree.structure(after) == jax.tree.structure(state)
-
-
-def test_the_readme_compiles_one_step_and_orthogonalizes() -> None:
-    """Its first block is a step; its second an optimizer with an orthogonal direction."""
-    with jax.numpy_rank_promotion("allow"):  # as users have it
-        names = run(README)
-    assert names["step"]._cache_size() == 1
-    params, optimizer = {"a": {"kernel": np.eye(3, dtype=np.float32) + 1}}, names["optimizer"]
-    updates, _ = jax.jit(lambda x: optimizer.update(x, optimizer.init(x), x))(params)
-    norm = float(np.linalg.norm(updates["a"]["kernel"]))
-    assert abs(norm - 0.02 * 3**0.5) < 1e-6  # an orthogonal 3×3 matrix has the norm √3

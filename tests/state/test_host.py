@@ -83,9 +83,3 @@ def transfers(jaxpr: Any, target: Any) -> list[tuple[int, ...]]:
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             found += transfers(inner, target)
     return found
-
-
-def test_a_memory_that_the_devices_lack_is_refused() -> None:
-    mesh = mesh_of("auto", 1)
-    with pytest.raises(ValueError, match=r"memory_kind must be one of \['device', .*got 'disk'"):
-        curvax.state_sharding(curvax.muon(0.1), PARAMS, mesh, memory_kind="disk")

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
@@ -138,11 +137,9 @@ def test_copies_of_boxed_parameters_are_sharded_like_their_boxes() -> None:
     assert sharded == [False, True]  # the bias has no box
 
 
-def test_boxes_with_other_axes_than_the_mesh_are_named() -> None:
+def test_boxes_with_logical_axes_are_sharded_by_rules() -> None:
     mesh, shape = mesh_of("auto", 2), jax.ShapeDtypeStruct((4, 6), jnp.float32)
     logical = {"kernel": nn.LogicallyPartitioned(shape, ("embed", None))}
-    with pytest.raises(ValueError, match=r"the axes .*'embed'.*logical_to_mesh_sharding"):
-        curvax.state_sharding(optax.adam(0.1), logical, mesh)
     rules = [("embed", "x")]
     specs = nn.get_partition_spec(logical)
     shardings = nn.logical_to_mesh_sharding(specs, mesh, rules)  # pyright: ignore

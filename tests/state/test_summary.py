@@ -1,6 +1,5 @@
 """Looking into optimizers: what becomes of each parameter, and the bytes of the state."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -17,18 +16,15 @@ from tests.cases import every_optimizer
 from tests.cells import cells
 from tests.helpers import (
     assert_close,
-    assert_names,
     gradients_like,
-    rejection,
     run,
     states_by_parameter,
+    zeros_like,
 )
 from tests.registry import REGISTRY, Row
 from tests.shared.reports import table
 
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
-
-
 PARAMS = {
     "layers": {"kernel": np.ones((3, 4, 6), np.float32)},
     "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
@@ -82,9 +78,7 @@ def test_bytes_add_up_and_entries_are_their_share(row: Row, wrapper: str) -> Non
     found = states_by_parameter(optimizer, PARAMS, state)
     assert sorted(found) == list(NAMES)
     one = NAMES[sum(map(ord, row.name + wrapper)) % len(NAMES)]
-    assert jax.tree.all(
-        jax.tree.map(np.array_equal, curvax.state_of(optimizer, PARAMS, state, one), found[one])
-    )
+    assert_close(curvax.state_of(optimizer, PARAMS, state, one), found[one], factor=0)
     for name, entries in found.items():
         assert actual_bytes(entries) == number(parameters[name][-1]), name
         fields = {part for place in entries for part in place.split("/")}
@@ -161,21 +155,12 @@ def test_a_label_may_stand_for_several_parameters() -> None:
     for labels in (few, each):
         parts = {"own": curvax.soap(0.1, weight_dimension_numbers=SPEC), "adam": optax.adamw(0.1)}
         optimizer = optax.partition(parts, labels)
-        state = optimizer.init(PARAMS)
+        state = zeros_like(jax.eval_shape(optimizer.init, PARAMS))
         entries = curvax.state_of(optimizer, PARAMS, state, "up/kernel")
         assert [place.rpartition("up")[0][-3:] for place in entries] == ["mu/", "nu/"]
-        found.append(
-            (curvax.summarize(optimizer, PARAMS), curvax.describe_state(optimizer, PARAMS))
-        )
+        tools = (curvax.summarize, curvax.describe_state)
+        found.append([tool(optimizer, PARAMS) for tool in tools])
     assert found[0] == found[1]
-
-
-def test_an_unknown_path_lists_the_valid_ones() -> None:
-    optimizer = curvax.muon(0.1, weight_dimension_numbers=SPEC)
-    with pytest.raises(ValueError) as error:
-        curvax.state_of(optimizer, PARAMS, optimizer.init(PARAMS), "up/kernels")
-    assert "'up/kernels'" in str(error.value)
-    assert all(name in str(error.value) for name in NAMES)
 
 
 MUON = curvax.muon(0.1)
@@ -276,21 +261,21 @@ def test_wrappers_that_pass_on_another_tree_are_named(
 ) -> None:
     optimizer = wrapper(MUON)
     state = optimizer.init(params)
-    for tool in (
-        curvax.summarize,
-        lambda optimizer, params: curvax.report(optimizer, params, state),
-    ):
-        with pytest.raises(
-            ValueError, match=f"an array at {inside!r}, .* Pass the inner optimizer"
-        ):
-            tool(optimizer, params)
+    message = f"an array at {inside!r}, .* Pass the inner optimizer"
+    with pytest.raises(ValueError, match=message):
+        curvax.summarize(optimizer, params)
+    with pytest.raises(ValueError, match=message):
+        curvax.report(optimizer, params, state)
     if isinstance(params, optax.LookaheadParams):
         assert "1 matrix 4×6" in curvax.summarize(MUON, params.fast)
         shardings = curvax.state_sharding(optimizer, params, jax.make_mesh((2,), ("x",)))
         assert jax.tree.structure(shardings) == jax.tree.structure(state)
 
 
-HEAD = {"lm_head": {"kernel": jax.ShapeDtypeStruct((768, 32000), jnp.float32)}}
+HEAD, TURNED = (
+    {"lm_head": {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}}
+    for shape in ((768, 32000), (32000, 768))
+)
 WARNING = "The state of 'lm_head/kernel' is 85 times as large"
 
 
@@ -299,21 +284,6 @@ def test_a_state_far_larger_than_its_parameter_is_pointed_out() -> None:
     assert WARNING in curvax.summarize(curvax.soap(0.1), HEAD)
     assert "84 times as large" in curvax.summarize(curvax.kl_shampoo(0.1), HEAD)
     cut = curvax.foam(0.1, matrices=curvax.MatrixRule(block_size=1200))
-    for optimizer in (cut, curvax.muon(0.1), curvax.soap(0.1, max_order=10_000)):
-        assert "times as large" not in curvax.summarize(optimizer, HEAD)
-
-
-@pytest.mark.parametrize("name", ["soap", "kl_shampoo"])
-@pytest.mark.parametrize("shape", [(768, 32000), (32000, 768)])
-def test_a_vocabulary_above_max_order_has_no_basis(name: str, shape: tuple[int, int]) -> None:
-    params = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
-    optimizer = getattr(curvax, name)(0.1, max_order=10_000)
-    assert curvax.state_bytes(optimizer, params) < 4 * (3 * 768 * 32000)
-
-
-def test_kl_shampoo_needs_a_side() -> None:
-    for rule in ({"side": "left", "max_order": 10_000}, {"max_order": 700}):
-        optimizer = curvax.kl_shampoo(0.1, **rule)
-        wide = {"kernel": jax.ShapeDtypeStruct((32000, 768), jnp.float32)}
-        error = rejection(functools.partial(jax.eval_shape, optimizer.init, wide))
-        assert_names(error, "max_order | (1, 32000, 768)")
+    one_side = (make(0.1, max_order=10_000) for make in (curvax.soap, curvax.kl_shampoo))
+    for optimizer, head in itertools.product((cut, curvax.muon(0.1), *one_side), (HEAD, TURNED)):
+        assert "times as large" not in curvax.summarize(optimizer, head)

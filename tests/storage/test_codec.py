@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,14 +17,13 @@ from curvax.transforms.storage._codec import (
     Codec,
     Coded,
     decode,
-    dequantize,
     encode,
     pack,
     quantize,
     unpack,
 )
 from tests.cells import ALL_CELLS, cells
-from tests.helpers import OPTIMIZED
+from tests.helpers import OPTIMIZED, at
 from tests.shared.stored import same
 from tests.tpu_forms import forms_of_tpus
 
@@ -36,19 +34,9 @@ compiled = optimized if ALL_CELLS else jax.jit
 BITS = (4, 6, 8)
 CODECS = [(bits, map) for map in CODE_BOOKS for bits in BITS]
 BLOCK = 4
-SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
+EPS, TINY = 2.0**-23, 2.0**-126  # of float32
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
-every_bits = pytest.mark.parametrize("bits", cells(BITS, of=3))
-
-
 every_codec = pytest.mark.parametrize(("bits", "map"), cells(CODECS, of=3))
-
-
-@functools.partial(compiled, static_argnums=1)
-def code(xs: Sequence[Any], codec: Codec) -> tuple[list[Coded], list[jax.Array]]:
-    """The codes of many matrices and what they decode to."""
-    coded = [encode(x, codec) for x in xs]
-    return coded, [decode(c, codec, x.shape[-1]) for c, x in zip(coded, xs, strict=True)]
 
 
 @functools.cache
@@ -63,8 +51,8 @@ def _values(bits: int, map: str) -> list[Fraction]:
     }[map]
 
 
-def _largest_gap(bits: int, map: str) -> Fraction:
-    return max(b - a for a, b in itertools.pairwise(_values(bits, map)))
+def _floats(bits: int, map: str) -> np.ndarray:
+    return np.array([float(v) for v in _values(bits, map)])
 
 
 def _drawn(shape, map="linear2", dtype: Any = np.float32, seed=0) -> np.ndarray:
@@ -91,48 +79,94 @@ def _wide(scales, block, shape) -> np.ndarray:
 # The table
 
 
-@every_codec
-def test_codes_decode_to_the_table_of_the_paper(bits, map):
-    """As specified, bit for bit: the integer times 1/T, rounded; and exactly 1 at the ends."""
-    codec, codes = Codec(bits, 256, map), np.uint8(np.arange(256) % 2**bits)[None]
-    values = codec.values()
-    assert values.tolist() == [float(v) for v in _values(bits, map)]
-    assert (np.diff(values) > 0).all()
-    read = optimized(dequantize, static_argnums=2)
-    integers = np.array([float(v * codec.unit) for v in _values(bits, map)], np.float32)[codes]
-    desired = integers * np.float32(1 / codec.unit)
-    desired = np.where(abs(integers) == codec.unit, np.sign(integers), desired)
-    exact = np.array([float(v) for v in _values(bits, map)])[codes]
-    assert np.abs(desired - exact).max() <= np.finfo(np.float32).eps
-    for scale in (1.0, 0.5):
-        scales = jnp.asarray(np.full((1, 1), scale, np.float32))
-        assert same(read(jnp.asarray(codes), scales, codec), np.float32(scale) * desired)
+@pytest.mark.parametrize(
+    ("bits", "map", "dtype"),
+    [
+        *((*codec, "float32") for codec in CODECS),
+        *((*codec, "float64") for codec in cells(CODECS, of=5)),
+    ],
+)
+def test_codes_stand_for_the_table_of_the_paper_and_are_kept_exactly(bits, map, dtype):
+    """Bit for bit: the integer times 1/T, rounded, and exactly 1 at the ends, times the scale.
+
+    Any codes and scales, as long as every tile has an element as large as its scale. So
+    `Q(D(Q(x))) = Q(x)`, codes and scales.
+    """
+    codec, generator, shape = Codec(bits, BLOCK, map), np.random.default_rng(0), (30, 9, 10)
+    exact = _floats(bits, map)
+    assert codec.values().tolist() == exact.tolist() and (np.diff(exact) > 0).all()
+    codes = generator.integers(0, 2**bits, shape, np.uint8)
+    codes[..., ::BLOCK, ::BLOCK] = 2**bits - 1
+    assert len(np.unique(codes)) == 2**bits
+    scales = np.exp(generator.uniform(-20, 20, (30, 3, 3))).astype(dtype)
+
+    @compiled
+    def kept(codes, scales):
+        coded = Coded(pack(codes, codec), scales)
+        x = decode(coded, codec, 10)
+        return coded, x, encode(x, codec)
+
+    with jax.enable_x64(dtype == "float64"):
+        coded, x, again = kept(codes, scales)
+    integers = np.array([float(v * codec.unit) for v in _values(bits, map)], dtype)
+    shares = integers * np.asarray(1 / codec.unit, dtype)
+    shares = np.where(abs(integers) == codec.unit, np.sign(integers), shares)
+    assert np.abs(shares - exact).max() <= np.finfo(dtype).eps
+    assert same(x, shares[codes] * _wide(scales, BLOCK, shape).astype(dtype))
+    assert np.array_equal(coded.scales, scales) and same(again, coded)
 
 
 # The nearest code
 
 
+def _hard(map: str) -> list[np.ndarray]:
+    """Tiles that are cut, larger than their matrix, of zeros, of any size and beside others."""
+    xs = [_drawn(shape, map) for shape in ((1, 9), (40, 13, 21), (2, 32, 3, 3))]
+    xs[1][:, :BLOCK, BLOCK : 2 * BLOCK] = xs[1][:, -1:, -1:] = 0
+    plain = _drawn((8, 12), map)
+    # The reciprocal of the last size is subnormal.
+    xs += [plain / plain.max() * np.float32(2.0**e) for e in (-100, 100, 126, 127)]
+    generator, number = np.random.default_rng(1), 200
+    low, high = np.sort(generator.uniform(-45, 30, (2, number, 1, 1)), axis=0)
+    x = generator.uniform(-1, 1, (number, 6, 7)) * 10.0 ** generator.uniform(low, high)
+    x *= generator.random(x.shape) <= generator.choice([0.3, 1.0], (number, 1, 1))
+    xs.append(np.float32(np.abs(x) if map == "unsigned" else x))
+    return xs + [_drawn((13, 10), map, dtype) for dtype in ("bfloat16", "float16")]
+
+
 @every_codec
 def test_every_element_gets_the_nearest_code_and_the_error_is_half_a_gap_at_most(bits, map):
-    codec, xs = Codec(bits, BLOCK, map), [_drawn(shape, map) for shape in SHAPES]
-    for x, found, decoded in zip(xs, *code(xs, codec), strict=True):
-        scales = _scales(x, BLOCK)
-        assert found.scales.dtype == jnp.float32 and np.array_equal(found.scales, scales)
+    codec, values, xs = Codec(bits, BLOCK, map), _floats(bits, map), _hard(map)
+    largest = max(np.diff(values).max() / 2, values[0])  # 0 may have no code
+
+    @compiled
+    def there_and_back(xs):
+        coded = [encode(x, codec) for x in xs]
+        return coded, [decode(c, codec, x.shape[-1]) for c, x in zip(coded, xs, strict=True)]
+
+    for x, coded, decoded in zip(xs, *there_and_back(xs), strict=True):
+        assert coded.codes.dtype == jnp.uint8 and decoded.shape == x.shape
+        assert coded.scales.dtype == decoded.dtype == x.dtype
+        scales, found = _scales(x, BLOCK), np.asarray(coded.scales, np.float64)
+        # XLA may take subnormal numbers for 0, here or there.
+        assert np.array_equal(*np.where((scales >= TINY) | (scales == 0), (found, scales), 0))
+        exact, decoded = (np.asarray(y, np.float64) for y in (x, decoded))
         wide = _wide(scales, BLOCK, x.shape)
-        unit = np.asarray(x, np.float64) / np.where(wide > 0, wide, 1)
-        distances = np.abs(unit[..., None] - [float(v) for v in _values(bits, map)])
-        codes = np.asarray(unpack(found.codes, codec, x.shape[-1]))
+        unit = exact / np.where(wide > 0, wide, 1)
+        distances = np.abs(unit[..., None] - values)
+        codes = np.asarray(unpack(coded.codes, codec, x.shape[-1]))
         taken = np.take_along_axis(distances, codes[..., None], axis=-1)[..., 0]
         nearest, second = np.moveaxis(np.partition(distances, 1, axis=-1)[..., :2], -1, 0)
         # Two roundings of numbers up to 1: the quotient's and the midpoint's.
-        assert (taken - nearest <= 2 * np.finfo(np.float32).eps).all(), x.shape
-        clear = second - nearest > 2 * np.finfo(np.float32).eps
-        assert clear[x != 0].mean() > 0.8  # "linear" has two codes next to 0
+        sure = (wide == 0) | (wide >= 2.0**-100)
+        assert (taken - nearest <= 2 * EPS)[sure].all(), x.shape
+        clear = sure & (second - nearest > 2 * EPS)
+        assert clear[sure & (exact != 0)].mean() > 0.8  # "linear" has two codes next to 0
         assert np.array_equal(codes[clear], distances.argmin(axis=-1)[clear]), x.shape
-        assert decoded.dtype == jnp.float32 and decoded.shape == x.shape
-        error = np.abs(np.asarray(decoded, np.float64) - np.asarray(x, np.float64))
-        largest = float(max(_largest_gap(bits, map) / 2, _values(bits, map)[0]))  # 0 has no code
-        assert (error <= (largest + PRODUCTS * np.finfo(np.float32).eps) * wide).all(), x.shape
+        assert (np.abs(decoded) <= wide).all()
+        rounding = PRODUCTS * EPS if x.itemsize == 4 else 2 * float(jnp.finfo(x.dtype).eps)
+        bound = (largest + rounding) * wide + TINY * (wide > 0)
+        assert ((np.abs(decoded - exact) <= bound) | ((wide > 0) & (wide < TINY))).all(), x.shape
 
 
 def _midpoints(bits: int, map: str, dtype) -> tuple[np.ndarray, float]:
@@ -140,7 +174,6 @@ def _midpoints(bits: int, map: str, dtype) -> tuple[np.ndarray, float]:
     values = _values(bits, map)
     scale = 2 * math.lcm(*(x.denominator for x in values))
     exact = [(a + b) / 2 * scale for a, b in itertools.pairwise(values)]
-    assert all(x.denominator == 1 for x in exact)
     midpoints = np.array([float(x) for x in exact], dtype)
     assert [Fraction(float(x)) for x in midpoints] == exact
     return midpoints, float(scale)
@@ -161,30 +194,11 @@ def test_of_two_codes_equally_near_the_lower_is_taken(dtype, bits, map):
             return [codes.reshape(rows.shape)[:, 0] for codes in found]
 
         lower = np.arange(2**bits - 1)
-        for layout, codes in zip(("many tiles", "one tile"), codes_of(midpoints), strict=True):
-            wrong = np.flatnonzero(codes != lower)
-            what = f"{layout}: {wrong.size} of {lower.size} ties, after the codes {wrong}"
-            assert wrong.size == 0, what
+        for codes in codes_of(midpoints):
+            assert not np.flatnonzero(codes != lower).size, np.flatnonzero(codes != lower)
         # The negative control: a little above, it is the upper one.
         for codes in codes_of(midpoints + 4 * np.finfo(dtype).eps * scale):
             assert (codes == lower + 1).all()
-
-
-def test_tiles_of_any_size_keep_their_codes():
-    """Up to the end of float32: the reciprocal of the last size is subnormal."""
-    codec, xs = Codec(4, BLOCK), [_drawn((4, 4)), _drawn((8, 12))]  # one tile, and many
-    xs = [np.float32(np.where(np.arange(x.shape[-1]) % 4 == 0, 1, x / 4)) for x in xs]
-    ones, plain = code(xs, codec)
-    for size in (2.0**-100, 2.0**100, 2.0**126, 2.0**127):
-        others, decoded = code([x * np.float32(size) for x in xs], codec)
-        for one, other in zip(ones, others, strict=True):
-            assert np.array_equal(other.scales, one.scales * np.float32(size)), size
-            assert np.array_equal(other.codes, one.codes), size
-        for x, y in zip(plain, decoded, strict=True):
-            assert np.array_equal(np.asarray(y, np.float64) / size, x), size
-
-
-# Dither
 
 
 @every_codec
@@ -196,7 +210,7 @@ def test_dither_takes_a_neighbor_by_its_share_of_the_gap(bits, map):
     coded = compiled(quantize, static_argnums=2)
     found, halves = coded(x, scales, codec, u), coded(x, scales, codec, np.full_like(u, 0.5))
     assert np.array_equal(halves, coded(x, scales, codec))
-    values = np.array([float(v) for v in _values(bits, map)])
+    values = _floats(bits, map)
     unit = np.float64(x) / np.maximum(_wide(scales, BLOCK, x.shape), 1e-30)
     lower = np.clip(np.searchsorted(values, unit, side="right") - 1, 0, 2**bits - 2)
     share = np.clip((unit - values[lower]) / (values[lower + 1] - values[lower]), 0, 1)
@@ -205,117 +219,26 @@ def test_dither_takes_a_neighbor_by_its_share_of_the_gap(bits, map):
     assert np.array_equal(found[clear], (lower + (share > u))[clear])
 
 
-# Exactness
-
-
 @pytest.mark.parametrize(
-    ("bits", "map", "dtype"),
-    [
-        *((*codec, "float32") for codec in CODECS),
-        *((*codec, "float64") for codec in cells(CODECS, of=5)),
-    ],
+    ("bits", "map"), cells([(4, "linear2"), (6, "linear2"), (8, "linear2"), (8, "linear")], of=2)
 )
-def test_numbers_that_codes_represent_are_kept_exactly(bits, map, dtype):
-    """Any codes and scales, as long as every tile has an element as large as its scale.
-
-    So `Q(D(Q(x))) = Q(x)`, codes and scales, bit for bit.
-    """
-    generator, shape = np.random.default_rng(0), (30, 9, 10)
-    codec = Codec(bits, BLOCK, map)
-    codes = generator.integers(0, 2**bits, shape, np.uint8)
-    codes[..., ::BLOCK, ::BLOCK] = 2**bits - 1
-    scales = np.exp(generator.uniform(-20, 20, (30, 3, 3))).astype(dtype)
-
-    @compiled
-    def kept(codes, scales):
-        coded = Coded(pack(codes, codec), scales)
-        x = decode(coded, codec, 10)
-        return coded, x, encode(x, codec)
-
-    with jax.enable_x64(dtype == "float64"):
-        coded, x, again = kept(codes, scales)
-    assert len(np.unique(codes)) == 2**bits and x.dtype == dtype
-    desired = np.array([float(v) for v in _values(bits, map)])[codes]
-    desired *= _wide(scales, BLOCK, shape)
-    error = np.abs(np.asarray(x, np.float64) - desired)
-    assert (error <= PRODUCTS * np.finfo(dtype).eps * np.abs(desired)).all()
-    assert np.array_equal(coded.scales, scales) and same(again, coded)
-
-
-# Tiles
-
-
-@every_codec
-def test_a_tile_of_zeros_has_scale_0_and_decodes_to_zeros(bits, map):
-    codec, x = Codec(bits, BLOCK, map), _drawn(SHAPES[1], map)
-    zeros = np.zeros((4, 6), bool)  # of the tiles
-    zeros[0, 1] = zeros[3, 5] = True
-    wide = _wide(zeros, BLOCK, x.shape[1:]) == 1
-    x[:, wide] = 0
-    (coded,), (decoded,) = code([x], codec)
-    assert (np.asarray(coded.scales == 0) == zeros).all()
-    assert not np.asarray(decoded)[:, wide].any()
-    _, (nothing,) = code([np.zeros_like(x)], codec)
-    assert nothing.shape == x.shape and not np.asarray(nothing).any()
-
-
-# Jit and vmap
-
-
-@pytest.mark.parametrize(
-    ("bits", "map"), cells([(4, "linear2"), (8, "linear2"), (8, "linear")], of=2)
-)
-def test_jit_and_vmap_change_no_bit(bits, map):
-    """Cut tiles, a batch of single tiles, and one of them by itself."""
-    codec, shapes = Codec(bits, BLOCK, map), [(13, 10), (2, 2, 4, 4)]
+def test_no_compiler_batch_or_platform_changes_a_bit(bits, map):
+    """Whole tiles and cut ones, in batches and alone, with dither and without; in a TPU's bands."""
+    codec, shapes = Codec(bits, BLOCK, map), [(13, 10), (13, 10), (2, 2, 4, 4), (2, 3, 5, 7)]
     xs = [jnp.asarray(_drawn(shape, map, seed=2)) for shape in shapes]
-    coded = [encode(x, codec) for x in xs]
-    decoded = [decode(c, codec, x.shape[-1]) for c, x in zip(coded, xs, strict=True)]
-    first = lambda tree: jax.tree.map(lambda a: np.asarray(a)[0, 0], tree)  # noqa: E731
-    xs, coded, decoded = ([*some, first(some[1])] for some in (xs, coded, decoded))
-    columns = [x.shape[-1] for x in xs]
-    assert same(optimized(lambda xs: [encode(x, codec) for x in xs])(xs), coded)
-    read = optimized(lambda cs: [decode(c, codec, n) for c, n in zip(cs, columns, strict=True)])
-    assert same(read(coded), decoded)
-    both = optimized(lambda xs: [decode(encode(x, codec), codec, x.shape[-1]) for x in xs])
-    assert same(both(xs), decoded)
-    batch = _drawn((4, 6, 7))
-    assert same(jax.vmap(lambda x: encode(x, codec))(batch), encode(batch, codec))
-
-
-@every_bits
-def test_a_tpu_codes_in_bands_to_the_same_bit(bits):
-    """Whole tiles and cut ones, in batches, with dither and without."""
-    codec, shapes = Codec(bits, BLOCK), [(2 * BLOCK, 10), (13, 10), (2, 3, BLOCK + 1, 7)]
-    xs = [_drawn(shape, seed=4) for shape in shapes]
-    dithers = [None, np.linspace(0, 1, 130, dtype=np.float32).reshape(13, 10), None]
+    dither = np.linspace(0, 1, 130, dtype=np.float32).reshape(13, 10)
 
     def both(xs: list[Any]) -> list[Any]:
-        coded = [encode(x, codec, u) for x, u in zip(xs, dithers, strict=True)]
+        coded = [encode(x, codec, None if i else dither) for i, x in enumerate(xs)]
         return [(c, decode(c, codec, x.shape[-1])) for c, x in zip(coded, xs, strict=True)]
 
-    elsewhere = jax.jit(both)(xs)
+    expected = both(xs)
+    assert same(optimized(both)(xs), expected)
     with forms_of_tpus():
         assert "optimization_barrier" in str(jax.make_jaxpr(both)(xs))
-        assert same(jax.jit(both)(xs), elsewhere)
-
-
-# Dtypes
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@every_bits
-def test_narrow_dtypes(bits, dtype):
-    """Scales have the dtype of `x`, and errors are those of the codes and a few roundings."""
-    codec, x = Codec(bits, BLOCK), _drawn((13, 10), dtype=dtype)
-    (coded,), (decoded,) = code([x], codec)
-    assert coded.codes.dtype == jnp.uint8 and coded.scales.dtype == decoded.dtype == x.dtype
-    assert np.array_equal(coded.scales, _scales(x, BLOCK))
-    error = np.abs(np.asarray(decoded, np.float64) - np.asarray(x, np.float64))
-    largest = float(_largest_gap(bits, "linear2")) / 2 + 2 * float(jnp.finfo(dtype).eps)
-    assert (error <= largest * _wide(coded.scales, BLOCK, x.shape)).all()
-    if bits == 4:
-        assert same(code([decoded], codec)[0], coded)
+        assert same(jax.jit(both)(xs), expected)
+    assert same(encode(xs[2][0, 0], codec), at(expected[2][0], 0, 0))
+    assert same(jax.vmap(lambda x: encode(x, codec))(xs[3]), expected[3][0])
 
 
 # Packing
@@ -349,27 +272,3 @@ def test_codes_share_bytes(bits):
             expected = codes
         assert packed.dtype == np.uint8 and np.array_equal(packed, expected), columns
         assert np.array_equal(back, codes), columns
-
-
-# Any scales
-
-
-@pytest.mark.parametrize(
-    ("bits", "block", "map"), [(4, 4, "linear2"), (8, 2, "linear2"), (4, 2, "linear")]
-)
-def test_the_error_bound_holds_at_any_scales(bits, block, map):
-    """Of numbers alike and very different; XLA may take subnormal ones for 0, here or there."""
-    codec, generator, tiny = Codec(bits, block, map), np.random.default_rng(bits), 2.0**-126
-    xs = []
-    for shape in ((100, 1, 1), (100, 5, 3), (200, 6, 7)):
-        low, high = np.sort(generator.uniform(-45, 30, (2, shape[0], 1, 1)), axis=0)
-        x = generator.uniform(-1, 1, shape) * 10.0 ** generator.uniform(low, high, shape)
-        x *= generator.random(shape) <= generator.choice([0.3, 1.0], (shape[0], 1, 1))
-        xs.append(x.astype(np.float32))
-    for x, coded, decoded in zip(xs, *code(xs, codec), strict=True):
-        scales, decoded = _scales(x, block), np.asarray(decoded, np.float64)
-        normal, wide = scales >= tiny, _wide(scales, block, x.shape)
-        assert np.array_equal(np.asarray(coded.scales)[normal], scales[normal])
-        assert (np.abs(decoded) <= wide).all()
-        bound = (float(_largest_gap(bits, map)) / 2 + PRODUCTS * 2.0**-23) * wide + tiny
-        assert ((np.abs(decoded - x) <= bound) | (wide < tiny)).all()

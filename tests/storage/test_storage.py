@@ -19,6 +19,7 @@ from tests.shared.stored import (
     drifting_gradients,
     every_mode,
     halves,
+    same,
     shampoo,
     storage_of,
     trajectories,
@@ -27,46 +28,74 @@ from tests.shared.stored import (
 # Forms and bytes
 
 
-def _stored_forms(mode: str, order: int, **settings):
-    """Shapes and dtypes of a statistic, as it is after an update, and of a root."""
-    storage = storage_of(mode, **settings)
-    x = jax.ShapeDtypeStruct((order, order), jnp.float32)
-
-    def forms(x):
-        start = storage.encode_factor(x, None)
-        return start, storage.encode_factor(x, start), storage.encode_root(x)
-
-    start, statistic, root = jax.eval_shape(forms, x)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), start) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), statistic
-    )
-    return statistic, root
-
-
 def _bytes(form) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
 
 
+PACKED = {f"packed in {bits} bits": curvax.packed(bits, 16, min_elements=1) for bits in (4, 6, 8)}
 SIZES = [(1, 16), (5, 64), (64, 64), (65, 16), (65, 64), (256, 16), (511, 64)]
 
 
-@pytest.mark.parametrize(("mode", "size"), cells(MODES, SIZES, of=2))
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [
+        *cells(MODES, SIZES, of=2),
+        *((mode, (order, 16)) for mode, order in cells(PACKED, (1, 2, 5, 66, 130), of=6)),
+    ],
+)
 def test_forms_and_bytes_are_those_of_the_docstrings(mode, size):
+    """Of a statistic, as it is at first and after an update, of a root, and of a packed basis."""
     order, block = size
-    statistic, root = _stored_forms(mode, order, block=block)
-    for form in (statistic, root):
-        fields = form._asdict()
-        assert fields.pop("codes").dtype == jnp.uint8
-        failures = fields.pop("failures", None)
-        assert failures is None or failures.dtype == jnp.int32
-        assert {x.dtype for x in fields.values()} == {jnp.dtype(jnp.float32)}
+    storage = PACKED[mode] if mode in PACKED else storage_of(mode, block)
+
+    def forms(x):
+        start = storage.encode_factor(x, None), storage.encode_basis(x, None)
+        after = storage.encode_factor(x, start[0]), storage.encode_basis(x, start[1])
+        return start, after, storage.encode_root(x)
+
+    start, after, root = jax.eval_shape(forms, jax.ShapeDtypeStruct((order, order), jnp.float32))
+    assert start == after
+    dtypes = {"codes": jnp.uint8, "failures": jnp.int32, "updates": jnp.int32}
+    for form in (*after, root):
+        for name, x in form._asdict().items():
+            assert x.dtype == dtypes.get(name, jnp.float32), name
     d, half, tiles = order, -(-order // 2), (-(-order // block)) ** 2
     wide = -(-order // block) + 1
     square = d * half + 4 * tiles + 4 * d
-    triangle = half**2 + 4 * wide * -(-wide // 2) + 4 * d + 4
+    folded = 4 * wide * -(-wide // 2) + 4 * d
     both = d * half + 4 * wide**2 + 4 * d + 4
-    assert _bytes(root) == square
-    assert _bytes(statistic) == {"vq": square, "cq": triangle, "cq_ef": both}[mode]
+    row = {"4": half, "6": 3 * -(-d // 4), "8": d}.get(mode.removesuffix(" bits")[-1], 0)
+    packed = half * row + folded
+    expected = {"vq": square, "cq": half**2 + folded + 4, "cq_ef": both}.get(mode, packed + 8)
+    assert _bytes(after[0]) == expected
+    assert {_bytes(after[1]), _bytes(root)} == {packed if mode in PACKED else square}
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        curvax.quantized(block=4, min_elements=1),
+        curvax.cholesky(error_feedback=0.95, block=4, min_elements=1),
+        curvax.packed(block=4, min_elements=1),
+    ],
+    ids=["quantized", "cholesky", "packed"],
+)
+def test_codes_do_not_depend_on_the_scale(storage):
+    """And what they stand for follows it; zeros stay zeros."""
+    g = np.random.default_rng(0).standard_normal((3, 9, 27))
+    xs = np.float32(g @ g.mT / 27)
+
+    @jax.jit
+    def coded(size):
+        first = storage.encode_factor(size * jnp.eye(9), None)
+        step = lambda stored, x: (storage.encode_factor(size * x, stored), None)  # noqa: E731
+        factor, root = jax.lax.scan(step, first, xs)[0], storage.encode_root(size * xs[0])
+        return (factor, storage.decode_factor(factor)), (root, storage.decode_root(root))
+
+    for size in np.array([0, 2.0**-80, 2.0**80], np.float32):
+        for (stored, x), (plain, y) in zip(coded(size), coded(np.float32(1)), strict=True):
+            assert np.array_equal(x, size * np.asarray(y)), size
+            assert not size or same(stored.codes, plain.codes), size
 
 
 def test_summaries_say_what_stays_dense():
@@ -122,9 +151,8 @@ def test_squares_are_those_of_the_transcription(bits, keep_diagonal):
     assert (stored.diagonal is None) == (not keep_diagonal)
     if keep_diagonal:
         assert np.array_equal(np.diag(decoded), np.diag(x))
-    _, root = _stored_forms("vq", 9, bits=bits, block=4, keep_diagonal=keep_diagonal)
     columns = 9 if bits == 8 else 5
-    assert _bytes(root) == 9 * columns + 4 * 9 + (4 * 9 if keep_diagonal else 0)
+    assert _bytes(stored.codes) == 9 * columns and stored.scales.size == 9
 
 
 @pytest.mark.parametrize("mode", cells(["cq_ef", "vq"], of=2))

@@ -190,9 +190,3 @@ def test_states_keep_their_form_and_precision_and_pass_through_checkpoints(name:
     stored = curvax.portable_state(optimizer, params, after)
     assert_close(curvax.place_state(optimizer, params, stored), after, 0)
     assert f"{own}/kernel" in curvax.state_of(optimizer, params, after, "kernel")
-
-
-def test_an_average_needs_the_weights() -> None:
-    slow = curvax.tail_average(optax.identity(), 1)
-    with pytest.raises(ValueError, match="params"):
-        slow.update(START, slow.init(START))

@@ -10,6 +10,7 @@ import pytest
 
 import curvax
 from tests.helpers import assert_close, gradients_like
+from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 TREE = {
     "a": {"kernel": np.zeros((6, 4), np.float32)},
@@ -88,18 +89,12 @@ def test_a_tree_without_leaves_needs_no_weights():
         assert part.update({}, part.init({}))[0] == {}
 
 
-def test_cautious_decay_acts_where_the_step_shrinks_the_weight():
+def test_cautious_decay_acts_where_the_step_shrinks_the_weight_and_takes_a_mask():
     w, d = np.float32([2, -2, 2, 0]), np.float32([1e-30, 1, -1, 1])
-    decay = curvax.add_cautious_decay(0.1)
-    found, _ = decay.update(d, decay.init(w), w)
-    assert_close(found, np.float32([0.2, 1, -1, 1]))
-
-
-def test_cautious_decay_takes_a_mask():
     decay = curvax.add_cautious_decay(0.1, mask={"a": True, "b": False})
-    w = {"a": jnp.ones(2), "b": jnp.ones(2)}
-    found, _ = decay.update(w, decay.init(w), w)
-    assert found["a"].tolist() == pytest.approx([1.1, 1.1]) and found["b"].tolist() == [1, 1]
+    w, d = ({"a": x, "b": x} for x in (w, d))
+    found, _ = decay.update(d, decay.init(w), w)
+    assert_close(found, {"a": np.float32([0.2, 1, -1, 1]), "b": d["b"]})
 
 
 ATTENTION = {
@@ -131,23 +126,41 @@ def test_logits_of_heads_above_the_threshold_are_clipped_after_the_update():
     assert np.array_equal(value, plain["block"]["value"]["kernel"])
 
 
-@pytest.mark.parametrize(
-    ("logits", "message"),
-    [
-        ({"block/key/kernel": 1.0}, "max_logits must be a mapping .* got 'block/key/kernel'"),
-        ({"*": 1.0}, "max_logits must be a mapping from the paths .*query/kernel"),
-        ({"block": {"query": 1.0}}, "max_logits must be a mapping from the paths"),
-        (3.0, "max_logits must be a mapping from the paths"),
-        ({"block/query/kernel": np.ones(3)}, r"shape \(4, 3, 2\), got shape \(3,\)"),
-    ],
-)
-def test_bad_statistics_are_named(logits, message):
-    clip = curvax.clip_logits()
-    with pytest.raises(ValueError, match=message):
-        clip.update(ATTENTION, clip.init(ATTENTION), ATTENTION, max_logits=logits)
+# What is refused.
+
+FLOAT16 = {"dense": {"kernel": np.ones((2, 2), np.float16)}}
+INT8, SGD = curvax.to_int8(PARAMS), optax.sgd(0.1)
 
 
-def test_parts_that_read_weights_say_so():
-    for part in (curvax.scale_by_weight_norm(), curvax.keep_weight_norm()):
-        with pytest.raises(ValueError, match="params must be given to update"):
-            part.update(np.ones((2, 2)), part.init(np.ones((2, 2))))
+def update(part: Any, params: Any = PARAMS, *given: Any, **more: Any) -> Any:
+    return part.update(params, part.init(params), *given, **more)
+
+
+def clipped(max_logits: Any) -> Any:
+    return update(curvax.clip_logits(), ATTENTION, ATTENTION, max_logits=max_logits)
+
+
+@wrong_calls("""
+update(scale_by_weight_norm()) -> params must be given to update
+update(keep_weight_norm()) -> params must be given to update
+update(tail_average(optax.identity(), 1)) -> params
+update(stochastic_rounding(SGD)) -> update needs params
+update(kahan_summation(SGD)) -> update needs params
+update(master_weights(SGD)) -> update needs params
+int8_weights(SGD).update(PARAMS, int8_weights(SGD).init(INT8)) -> update needs params
+stochastic_rounding(SGD).init(FLOAT16) -> 'dense/kernel' has dtype float16 | bfloat16
+kahan_summation(SGD).init(FLOAT16) -> 'dense/kernel' has dtype float16 | bfloat16
+master_weights(SGD).init(FLOAT16) -> 'dense/kernel' has dtype float16 | bfloat16
+int8_weights(SGD).init(PARAMS) -> no parameter in int8
+to_int8({}, where='kernel') -> where must be a predicate
+to_int8({'up': {'bias': np.ones(40, 'f')}}, where=lambda name, x: True) ->
+    'up/bias', of shape (40,)
+# Statistics of logits.
+clipped({'block/key/kernel': 1.0}) -> max_logits must be a mapping | got 'block/key/kernel'
+clipped({'*': 1.0}) -> max_logits must be a mapping from the paths | query/kernel
+clipped({'block': {'query': 1.0}}) -> max_logits must be a mapping from the paths
+clipped(3.0) -> max_logits must be a mapping from the paths
+clipped({'block/query/kernel': np.ones(3)}) -> shape (4, 3, 2), got shape (3,)
+""")
+def test_wrong_calls_are_named(call: str, fragments: str) -> None:
+    assert_refused(call, fragments, {**vars(curvax), **globals()})
