@@ -168,15 +168,6 @@ def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, ours, theirs(given))
 
 
-def test_others_never_see_gradients_that_are_not_finite() -> None:
-    optimizer = curvax.muon(0.1, others=optax.sgd(0.5, momentum=0.9))
-    bad = {**TREE, "bias": jnp.array([jnp.nan, 1.0, 1.0])}
-    updates, states = run(optimizer, [bad, TREE], TREE)
-    assert not np.any(updates[0]["bias"])
-    np.testing.assert_array_equal(updates[1]["bias"], -0.5 * TREE["bias"])
-    assert states[-1].inner_states["others"].inner_state.skipped.tolist() == [1]
-
-
 # Their learning rates in the state.
 
 
