@@ -11,7 +11,9 @@ import pytest
 
 import curvax
 from curvax.policies import damping_proxy
+from curvax.transforms.directions._moment_ratio import largest_ratio
 from tests.helpers import assert_close, generator, orthogonal, scanned, with_spectrum
+from tests.registry._bounds import of_moments
 from tests.shared.factors import root_of, statistic_of
 
 KEYS = jax.random.split(jax.random.key(0), 8)
@@ -315,3 +317,23 @@ def test_without_averages_the_scales_of_racs_are_the_leading_pair_of_each_gradie
                 (columns / np.linalg.norm(columns), s),
             ):
                 assert_close(found, expected, eps=float(np.finfo(np.float32).eps))
+
+
+@pytest.mark.parametrize(("b1", "b2"), [(0.9, 0.999), (0.95, 0.95), (0.9, 0.95), (0.5, 0.3)])
+def test_the_largest_ratio_is_attained(b1: float, b2: float) -> None:
+    """By gradients `(b1 / b2)^age`, which make the Cauchy-Schwarz inequality an equality."""
+    most, steps = float(largest_ratio(b1, b2)), 4_000 if b2 > 0.99 else 400
+    age = np.arange(steps)
+    m, v = (1 - b1) * np.sum((b1**2 / b2) ** age), (1 - b2) * np.sum((b1**2 / b2) ** age)
+    assert abs(m / np.sqrt(v) / most - 1) < 1e-6
+    for corrected in (False, True):
+        bounds = [of_moments(b1, b2, t, corrected) for t in (1, 2, 5, 20, 100, steps)]
+        assert bounds == sorted(bounds) or np.allclose(bounds, most, rtol=1e-9)
+        assert bounds[-1] <= (1 + 1e-9) * most
+
+
+def test_moments_without_memory_of_squares_have_no_bound() -> None:
+    assert largest_ratio(0.9, 0.81) == largest_ratio(0.5, 0.0) == np.inf
+    assert np.isclose(largest_ratio(0.0, 0.9), 0.1**-0.5)
+    traced = jax.jit(largest_ratio)(0.9, 0.999)
+    assert np.isclose(traced, largest_ratio(0.9, 0.999), rtol=1e-5)
