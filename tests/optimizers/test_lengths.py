@@ -319,7 +319,7 @@ def root_mean_squares(transformation: Any) -> dict[str, float]:
     return dict(zip(given, map(float, largest), strict=True))
 
 
-@pytest.mark.parametrize("name", cells(LIMITED, of=2))
+@pytest.mark.parametrize("name", cells(LIMITED, of=3))
 def test_limits_keep_their_bounds_and_what_has_none_does_not(name: str) -> None:
     """Where it does, the limit changes nothing."""
     case = LIMITED[name]
