@@ -76,17 +76,13 @@ WHOLE, BLOCKS, NONE = "1 matrix", "2 matrices 650×4 (2×1 tiles)", "not a matri
         (curvax.asgo, MatrixRule(block_size=700), (WHOLE, BLOCKS, WHOLE)),
         (curvax.asgo, MatrixRule(None, block_size=700), (WHOLE, BLOCKS, NONE)),
         (curvax.dasgo, MatrixRule(stack=True), (WHOLE, WHOLE, WHOLE)),
-        (curvax.dasgo, MatrixRule(matrices=None), (WHOLE, WHOLE, NONE)),
         (curvax.racs, None, (NONE, WHOLE, NONE)),
-        (curvax.racs, ["*/kernel"], (NONE, WHOLE, NONE)),
         (curvax.racs, "all", (NONE, WHOLE, WHOLE)),
         (curvax.racs, MatrixRule(stack=True), (NONE, WHOLE, NONE)),
         (curvax.racs, MatrixRule(output_layer=None), (WHOLE, WHOLE, NONE)),
         (curvax.racs, MatrixRule(output_layer="large"), (WHOLE, NONE, NONE)),
         (curvax.apollo, MatrixRule(block_size=700), (NONE, BLOCKS, NONE)),
-        (curvax.apollo, MatrixRule(output_layer=None), (WHOLE, WHOLE, NONE)),
         (curvax.shampoo, None, (WHOLE, BLOCKS, NONE)),
-        (curvax.shampoo, "large", (NONE, BLOCKS, NONE)),
         (curvax.shampoo, MatrixRule(stack=True), (WHOLE, BLOCKS, NONE)),
         (curvax.shampoo, MatrixRule(block_size=None), (WHOLE, WHOLE, NONE)),
         (curvax.shampoo, MatrixRule(output_layer="auto"), (NONE, BLOCKS, NONE)),
@@ -170,15 +166,6 @@ def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
     settings = {"matrices": None, **row.for_contract(), **OF_OTHERS[given][0]}
     ours = without_matrices(row.optimizer(0.1, **settings))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs(given))
-
-
-def test_others_never_see_gradients_that_are_not_finite() -> None:
-    optimizer = curvax.muon(0.1, others=optax.sgd(0.5, momentum=0.9))
-    bad = {**TREE, "bias": jnp.array([jnp.nan, 1.0, 1.0])}
-    updates, states = run(optimizer, [bad, TREE], TREE)
-    assert not np.any(updates[0]["bias"])
-    np.testing.assert_array_equal(updates[1]["bias"], -0.5 * TREE["bias"])
-    assert states[-1].inner_states["others"].inner_state.skipped.tolist() == [1]
 
 
 # Their learning rates in the state.

@@ -220,7 +220,6 @@ def update(*given: Any) -> Any:
 muon((0.1, 0.01)) -> learning_rate | schedule | (0.1, 0.01)
 muon(optax.cosine_decay_schedule) ->
     learning_rate | schedule | cosine_decay_schedule | decay_steps | call it to make a schedule
-soap(optax.constant_schedule) -> learning_rate | constant_schedule | call it to make a schedule
 muon(lambda step: jnp.ones(2)) -> learning_rate | schedule | (2,)
 RUNS['alice/llama-130M'].optimizer(learning_rate=-1.0) -> learning_rate | -1.0
 RUNS['alice/llama-130M'].optimizer(steps=2.5) -> steps | 2.5
@@ -232,30 +231,21 @@ RUNS['asgo/gpt2-large-clm'].optimizer() -> steps must be given
 muon(0.1, b1=lambda _: jnp.ones(2)) -> b1 must be | [0, 1) | schedule
 scale_by_soap(b3=lambda: 0.5) -> b3 must be | schedule | raises
 muon(0.1, weight_decay=lambda _: jnp.ones(2)) -> weight_decay must be
-polar.newton_schulz(jnp.int32(3)) -> steps must be | curvax.inject_hyperparams
 jax.jit(polar.newton_schulz)(3) -> steps must be | curvax.inject_hyperparams
 soap(0.1, refresh=jnp.int32(3)) -> refresh must be | curvax.inject_hyperparams
-jax.jit(lambda k: soap(0.1, refresh=k))(3) -> refresh must be | curvax.inject_hyperparams
-scale_by_shampoo(warmup_steps=jnp.int32(3)) -> warmup_steps must be | curvax.inject_hyperparams
-jax.jit(lambda n: scale_by_shampoo(warmup_steps=n))(3) ->
-    warmup_steps must be | curvax.inject_hyperparams
 galore(0.1, dtype='bf16') -> dtype | 'bf16' | rite 'bfloat16'
 # What has no effect.
 muon(0.1, weight_decay_mask=no_optimizer) -> weight_decay_mask | weight_decay
 osgdm(0.1, weight_decay_mask=no_optimizer) -> weight_decay_mask
 shampoo(0.1, weight_decay=0.1) -> weight_decay must be 0 with a base
-shampoo(0.1, weight_decay=jnp.float32(0.5)) -> weight_decay must be 0
 shampoo(0.1, weight_decay=lambda step: 0.4 / (1 + step)) -> weight_decay must be 0 with a base
 polar.newton_schulz(1, coefficients=((2.0, -1.5, 0.5),) * 2) -> coefficients | at most steps=1
 asgo(0.1, variant='theoretical', b1=0.9) -> variant | b1 | 0.9
-asgo(0.1, variant='theoretical', b2=0.9) -> variant | b2
 asgo(0.1, variant='theoretical', dtype='bfloat16') -> variant | dtype
 scale_by_shampoo(b2=None, bias_correction=True) -> b2 | bias_correction
 scale_by_shampoo(initial=0.5, bias_correction=True) -> initial | 0.5 | bias_
 galore(0.1, seed=7) -> seed must be 0 | seed=7 | SvdBasis
-fira(0.1, seed=7) -> seed must be 0 | seed=7 | SvdBasis
 alice(0.1, seed=7, switching='none') -> seed must be 0 | seed=7 | Iterated
-alice(0.1, seed=7, switching='evd') -> seed must be 0 | seed=7 | SvdBasis
 momentum(accumulate='sum', bias_correction=True) -> bias_correction=True | accumulate='ema'
 shampoo(0.1, statistics='momentum') -> statistics | b1
 soap(0.1, method=eigenbases.qr(10)) -> method takes | Qr(steps=10) | refresh=Every
@@ -266,30 +256,21 @@ policies.foam(adaptive_damping=False, refreshes=False) ->
     adaptive_damping and refreshes cannot both be False
 # What FOAM's policy needs.
 shampoo(0.1, refresh=policies.foam()) -> damping_mode | 'absolute' | eps=1e-06.
-shampoo(0.1, refresh=policies.foam(), eps=1e-9) ->
-    damping_mode | eps in (0, 3e-07), such as 1e-09 | policy
 shampoo(0.1, refresh=TINY, damping_mode='floor') ->
     damping_mode | 'floor' | eps in (0, 1e-08), such as 1e-10
-shampoo(0.1, refresh=TINY, damping_mode='absolute', eps=1e-8) -> eps | (0, 1e-08) | 1e-08
 shampoo(0.1, refresh=TINY, method='coupled_newton', damping_mode='absolute', eps=1e-9) ->
     method | 'eigh', 'qr' or 'rotations' | policy | method='coupled_newton'
 foam(0.1, method='products') -> method | 'rotations' | method='products'
 asgo(0.1, refresh=TINY) -> eps | (0, 1e-08) | 1e-06
-foam(0.1, eps=1e-8, max_damping=1e-8) -> eps | (0, 1e-08)
 foam(0.1, eps=0.0) -> eps | (0, 3e-07) | 0.0
 dr_shampoo(0.1, eps=0.0) -> eps | (0, inf) | 0.0
 # Roots, dampings and solvers.
 shampoo(0.1, method='coupled_newton', root=3) -> root | power of 2 | 3
-shampoo(0.1, method='coupled_newton', root=12) -> root | power of 2 | 12
 shampoo(0.1, method='newton_schulz', root=4) -> root | must be 2 | 4
 shampoo(0.1, method='products', root=1) -> root | must be 2, 4, 8 | 1
 shampoo(0.1, method='products', root=6) -> root | must be 2, 4, 8 | 6
 shampoo(0.1, method='coupled_newton', damping_mode='floor', root=2) ->
     damping_mode | floor | method='eigh', got 'coupled_newton'
-shampoo(0.1, method='coupled_newton', damping_mode='outside', root=2) ->
-    damping_mode | outside | method='eigh', got 'coupled_newton'
-shampoo(0.1, method='newton_schulz', damping_mode='floor', root=2) ->
-    damping_mode | floor | method='eigh', got 'newton_schulz'
 shampoo(0.1, method='newton_schulz', damping_mode='outside', root=2) ->
     damping_mode | outside | method='eigh', got 'newton_schulz'
 precondition(refresh=every(1), method=eigenbases.saturated_roots(), root=4) ->
@@ -310,18 +291,13 @@ weights.chain(weights.hyperball(), weights.brake()) ->
     parts: Brake(outward=0.5 | Hyperball(rms=None)
 weights.chain(weights.floor(0.5), weights.hyperball()) ->
     parts: Floor(share=0.5 | Hyperball(rms=None)
-weights.chain(weights.hyperball(), weights.hyperball(0.5)) ->
-    parts: Hyperball(rms=0.5) | Hyperball(rms=None)
 tail_average(optax.sgd(0.1), 5, end=5) -> end | start=5
 scale_by_sumo(dtype='float16') -> dtype must be 'bfloat16', 'float32' or None, got 'float16'
 inverse_root(jnp.zeros((3,))) -> a must be square | (3,)
-inverse_root(jnp.zeros((2, 3))) -> a must be square | (2, 3)
 inverse_root(jnp.zeros((2, 3, 2))) -> a must be square | (2, 3, 2)
 newton_schulz(EYE, coefficients='none') -> coefficients | 'none' | 'quintic'
 newton_schulz(EYE, steps=2**40) -> steps | 1000
 quantized(block=63) -> block | 63 | even
-cholesky(block=63) -> block | 63 | even
-packed(block=63) -> block | 63 | even
 quantize_state(optax.adam(0.1), block=5) -> block | 5 | even
 packed(bases='bfloat16') -> bases | 'bfloat16' | curvax.dense()
 cautious_updates('muon') -> direction | 'muon'
@@ -341,26 +317,19 @@ muon(0.1, matrices=MatrixRule) -> matrices | MatrixRule | pattern
 muon(0.1, matrices=rules) -> matrices | curvax.rules | matrices=curvax.rules.linen
 decayed(BOTH | {'dens': True}) -> weight_decay_mask | 'dens' | dense/bias, dense/kernel
 decayed(lambda params: BOTH | {'dens': True}) -> weight_decay_mask | 'dens' | dense/bias
-decayed({'dense': {'kernel': True, 'bia': False}}) ->
-    weight_decay_mask | 'dense/bia' | dense/bias, dense/kernel
 decayed(['*kernel']) -> weight_decay_mask | '*kernel'
-decayed(lambda params: '*') -> weight_decay_mask | '*'
 # Functions in place of their values, optimizers in place of their factories, and the reverse.
 muon(0.1, method=polar.svd) -> method | call it: curvax.polar.svd().
-soap(0.1, method=eigenbases.qr) -> method | call it: curvax.eigenbases.qr().
 soap(0.1, storage=quantized) -> storage | call it: curvax.quantized().
 soap(0.1, refresh=policies.foam) -> refresh | call it: curvax.policies.foam().
 soap(0.1, refresh=every) -> refresh | call it: curvax.every(k).
-shampoo(0.1, products=products) -> products | call it: curvax.products().
 galore(0.1, basis=subspaces.randomized) -> basis | call it: curvax.subspaces.randomized().
 galore(0.1, carry=subspaces.rotate) -> carry | call it: curvax.subspaces.rotate().
 galore(0.1, weights=weights.decay) -> weights | call it: curvax.weights.decay(weight_decay).
-shampoo(0.1, method=eigenbases.rotations) -> method | call it: curvax.eigenbases.rotations().
 muon(0.1, method=subspaces.svd()) -> method | 'balanced', or a value | SvdBasis()
 soap(0.1, method=eigenbases.stored_roots()) ->
     method | 'rotations', or a value such as | got StoredRoots(method='eigh')
 soap(0.1, method='svd') -> method | 'eigh', 'qr', 'rotations' | got 'svd'
-muon(0.1, method='eigh') -> method | 'eigh'
 shampoo(0.1, refresh=curvax.foam) -> refresh | got <function foam
 shampoo(0.1, base=optax.adamw(0.1)) -> base | optax.adamw | an optimizer.
 shampoo(0.1, base=lambda rate: 3) -> base | got <function | gives 3.
@@ -370,27 +339,21 @@ assemble(scale_by_muon, 0.1) -> direction | scale_by_muon() | got <function scal
 update(PARAMS, None, PARAMS) -> state is None | optimizer.init(params)
 momentum().update(PARAMS, None) -> state is None
 scale_by_soap().update(PARAMS['dense']['kernel'], None) -> state is None
-stochastic_rounding(muon(0.1)).update(PARAMS, None, PARAMS) -> state is None
 tail_average(muon(0.1), 3).update(PARAMS, None, PARAMS) -> state is None
 quantize_state(muon(0.1)).update(PARAMS, None, PARAMS) -> state is None
 skip_spikes(muon(0.1)).update(PARAMS, None, PARAMS) -> state is None
 update((jnp.ones(()), PARAMS), STATE, PARAMS) ->
     gradients | value_and_grad returns (loss, gradients)
-update((jnp.ones(()), PARAMS), STATE) -> gradients | value_and_grad returns (loss, gradients)
 update(jnp.ones(()), STATE, PARAMS) ->
     gradients | got a number | value_and_grad returns (loss, gradients)
 muon(0.1, weights='hyperball').update(PARAMS, muon(0.1, weights='hyperball').init(PARAMS)) ->
     params must be given to update
 update(jax.tree.map(lambda x: x.astype('float8_e5m2'), PARAMS), STATE, PARAMS) ->
     'dense/bias', or its gradient, has dtype float8_e5m2 | bfloat16 or float32
-muon(0.1).init({'kernel': jnp.ones((4, 4), complex)}) ->
-    'kernel' | complex | optax.contrib.split_real_and_imaginary
 to_int8({'kernel': jnp.ones((4, 0))}) -> 'kernel' | (4, 0) | at least 1
 check_state(muon(0.1), describe_state(muon(0.1), PARAMS), PARAMS) ->
     params, the second argument | (optimizer, params, description)
 of_shape(jnp.sum) -> 'dense/kernel' must have the shape of their gradient, (1, 4, 6); got ()
-of_shape(lambda x: x[None]) ->
-    'dense/kernel' must have the shape of their gradient, (1, 4, 6); got (1, 1, 4, 6)
 """)
 def test_a_wrong_call_is_named(call: str, fragments: str) -> None:
     """The message names what does not fit together or is mistaken, and what would fit."""
@@ -421,7 +384,6 @@ def test_schedules_and_numbers_of_all_kinds_are_rates(rate: Any) -> None:
 shampoo(block_size=1) -> matrices=curvax.MatrixRule(block_size=
 soap(head_wise=1) -> matrices=curvax.MatrixRule(head_wise=
 muon(ns_steps=1) -> method=curvax.polar.newton_schulz(
-scale_by_muon(ns_coeffs=1) -> method=curvax.polar.newton_schulz(
 soap(betas=1) -> b1= and b2=
 muon(betas=1) -> b1=
 shampoo(solver=1) -> method=
@@ -429,17 +391,12 @@ galore(lr=1) -> the first argument
 soap(max_precond_dim=1) -> max_order=
 shampoo(max_precond_dim=1) -> matrices=curvax.MatrixRule(block_size=
 soap(precondition_frequency=1) -> refresh=
-eigen_adam(shampoo_beta=1) -> b3=
 racs(mask=1) -> weight_decay_mask=
 muon(adam_b1=1) -> others=optax.adamw(
 muon(storage=1) -> curvax.quantize_state(
 orthogonalize(ns_steps=1) -> newton_schulz(
-orthogonalize(solver=1) -> method=
 precondition(solver=1) -> method=
-in_eigenbasis(solver=1) -> method=
-inverse_root(solver=1) -> method=
 eigenbases.stored_roots(solver=1) -> method=
-moment_ratio(betas=1) -> b1= and b2=
 scale_by_shampoo(block_size=1) -> MatrixRule(block_size
 inject_hyperparams(soap)(betas=1) -> b1= and b2=
 recipes.lars(betas=1) -> b1=

@@ -9,7 +9,6 @@ turns; all of them:
     CURVAX_ALL_CELLS=1 pytest tests/optimizers
 """
 
-import functools
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -263,56 +262,6 @@ def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
     few, many = ({f"{i}/kernel": jnp.ones((4, 6)) for i in range(n)} for n in (2, 8))
     lines = [len(program(row.make().init, params).splitlines()) for params in (few, many)]
     assert lines[1] <= lines[0] + (len(many) - len(few) if row.after_the_matrices else 0)
-
-
-DTYPES = pytest.mark.parametrize(
-    ("params_dtype", "gradients_dtype"),
-    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
-)
-
-
-@DTYPES
-@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
-def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) -> None:
-    """Updates have the wider dtype of gradients and parameters; the state, whose statistics are
-    float32, keeps its own. So a step can be a branch where updates have the gradients' dtype."""
-    params = small_tree(params_dtype)
-    optimizer = row.make()
-    state = jax.eval_shape(optimizer.init, params)
-    zeros = zeros_like(state)
-    entries = curvax.state_of(optimizer, params, zeros, "dense/kernel")
-    momenta = {"mu", "trace"}
-    statistics = [x.dtype for place, x in entries.items() if momenta.isdisjoint(place.split("/"))]
-    assert jnp.dtype(jnp.bfloat16) not in statistics
-    gradient = gradients_like(params, 1, dtype=gradients_dtype)[0]
-    wider = jnp.promote_types(params_dtype, gradients_dtype)
-
-    def step(apply: Any, gradient: Any, state: Any, params: Any) -> Any:
-        update = lambda: optimizer.update(gradient, state, params)  # noqa: E731
-        return jax.lax.cond(apply, update, lambda: (optax.tree.cast(gradient, wider), state))
-
-    updates, after = jax.eval_shape(step, jnp.bool_(True), gradient, state, params)
-    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
-    assert {x.dtype for x in jax.tree.leaves(updates)} == {wider}
-    if not row.reads_weights:
-        updates, _ = jax.eval_shape(optimizer.update, gradient, state)
-        assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(gradients_dtype)}
-
-
-@DTYPES
-@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
-def test_directions_have_the_dtype_of_their_gradients(
-    row: Row, params_dtype: str, gradients_dtype: str
-) -> None:
-    """And ignore extra arguments."""
-    matrix = jax.ShapeDtypeStruct((2, 4, 6), params_dtype)
-    direction = optax.with_extra_args_support(row.make_direction())
-    state = jax.eval_shape(direction.init, matrix)
-    gradient = jax.ShapeDtypeStruct(matrix.shape, gradients_dtype)
-    with_more = functools.partial(direction.update, value=1.0, other="x")
-    updates, after = jax.eval_shape(with_more, gradient, state, row.needed(matrix))
-    assert (updates.shape, updates.dtype) == (gradient.shape, gradient.dtype)
-    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
 @pytest.mark.parametrize("row", cells(PLAIN, of=2))

@@ -12,7 +12,6 @@ its statistics in their bases, scaled to a unit diagonal; `soap_in_bases` is its
 """
 
 import functools
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,24 +63,6 @@ def _assert_same_stored(ours, theirs: Stored, bits: int, condition: float = 1.0,
         assert np.array_equal(np.sign(diagonal), theirs.signs), what
         # Lengths of Householder vectors below the diagonal, where the diagonal is 1.
         assert_close(1 / np.abs(diagonal), 1 / theirs.diagonal, eps=EPS64 * condition, factor=64)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_codes_of_levels_and_midpoints_are_exact(bits):
-    """All levels and all ties, with entries and scales that are integers or halves."""
-    n, unit = reference.levels(bits)
-    values = np.concatenate([n, (n[1:] + n[:-1]) / 2])
-    order = next(d for d in itertools.count(2, 2) if d * (d - 1) // 2 >= len(values))
-    x = np.zeros((order, order))
-    x[np.tril_indices(order, -1)] = np.resize(values, order * (order - 1) // 2)
-    packing = packing_of(bits, order)
-    with jax.enable_x64(True):
-        ours = jax.jit(storage_of(bits, order).encode_root)(x)
-    codes, scales, diagonal = as_packed(ours, order, bits)
-    assert scales.shape == (1, 1) and scales[0, 0] == unit and not diagonal.any()
-    assert np.array_equal(codes, reference.store_root(x, packing).codes)
-    found = codes[np.tril_indices(order, -1)][: len(values)]
-    assert np.array_equal(found, [*range(len(n)), *range(len(n) - 1)]), "a tie takes the lower"
 
 
 def test_dither_is_that_of_the_formula():

@@ -209,27 +209,16 @@ CASES |= {
     )
     for name, (ours, theirs) in list(VARIANTS.items())[:3]
 }
-IN_FLOAT32 = {"wide": [np.float64(np.float32(g)) for g in soap_gradients((6, 9))]}
 CASES |= {
-    **{
-        name: Case(
-            by_period(curvax.scale_by_eigen_adam, b3=b3),
-            lambda g, k, theirs=theirs: theirs(g, K=k),
-            {"wide": soap_gradients((6, 9))},
-            of_all,
-            periods=(4,),
-            factor=256.0,
-        )
-        for name, b3, theirs in (("Eigen-Adam", 0.95, eigen_adam), ("AdaDiag", 0.0, adadiag))
-    },
-    "SOAP in float32": case(
-        by_period(curvax.scale_by_soap, side="left"),
-        lambda g, k: soap(g, K=k, side="left"),
-        IN_FLOAT32,
-        of_first(2),
+    name: Case(
+        by_period(curvax.scale_by_eigen_adam, b3=b3),
+        lambda g, k, theirs=theirs: theirs(g, K=k),
+        {"wide": soap_gradients((6, 9))},
+        of_all,
         periods=(4,),
-        dtype="float32",
-    ),
+        factor=256.0,
+    )
+    for name, b3, theirs in (("Eigen-Adam", 0.95, eigen_adam), ("AdaDiag", 0.0, adadiag))
 }
 
 

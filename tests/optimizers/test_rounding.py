@@ -76,13 +76,6 @@ def test_directions_of_gradients_of_low_rank_are_their_own(method, shape) -> Non
         assert np.linalg.norm(d - other) <= 2 * DIRECTION_NOISE * length
 
 
-def test_a_gradient_of_low_rank_leaves_the_others_of_its_batch_alone() -> None:
-    plain, low = np.random.default_rng(0).standard_normal(SHAPES[0]), of_rank(1, *SHAPES[0])
-    batches = np.stack([plain, plain]), np.stack([low, plain])
-    alike, beside = (first_directions(curvax.scale_by_foam, x)[1] for x in batches)
-    assert np.array_equal(alike, beside)
-
-
 @pytest.mark.parametrize("shape", cells([(128, 48), (24, 16)], of=2), ids=str)
 def test_no_damping_makes_a_direction_of_noise(shape) -> None:
     """From far below the rounding of the largest eigenvalue to far above it."""

@@ -11,7 +11,9 @@ import pytest
 
 import curvax
 from curvax.policies import damping_proxy
-from tests.helpers import generator, orthogonal, scanned, with_spectrum
+from curvax.transforms.directions._moment_ratio import largest_ratio
+from tests.helpers import assert_close, generator, orthogonal, scanned, with_spectrum
+from tests.registry._bounds import of_moments
 from tests.shared.factors import root_of, statistic_of
 
 KEYS = jax.random.split(jax.random.key(0), 8)
@@ -274,3 +276,64 @@ def test_shampoo_in_four_bits_keeps_the_bound_of_its_convergence_theorem() -> No
     assert 0 < c < least / (2 * smooth * largest**2)
     squares = (gradients**2).sum(axis=(1, 2)).mean()
     assert squares <= 2 * values[0] / (c * least * (steps + 1) ** 0.5)
+
+
+def leading_pair(squares):
+    """The unit vectors `q` and `s` of the leading singular pair, and the singular value."""
+    u, values, vt = np.linalg.svd(squares, full_matrices=False)
+    return np.abs(u[:, 0]), np.abs(vt[0]), float(values[0])
+
+
+def test_five_rounds_of_racs_reach_the_leading_singular_pair_and_one_round_does_not():
+    """Gong et al., Proposition 3: each round multiplies the error by the squared ratio of the
+    singular values."""
+    squares = np.random.default_rng(0).standard_normal((128, 256)) ** 2
+    q, s, value = leading_pair(squares)
+    best = value * np.outer(q, s)
+    scales = jax.jit(lambda x: [curvax.row_column_scales(x, rounds) for rounds in (1, 2, 5)])
+    errors = [np.linalg.norm(np.outer(q, s) - best) / value for q, s in scales(squares)]
+    second = np.linalg.norm(squares - best, 2) / value
+    assert 1e-3 < errors[0] < 5e-2 and errors[2] < 1e-6
+    assert errors[1] <= errors[0] * second**2 and errors[2] <= errors[1] * second**6
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (1, 5)])
+def test_without_averages_the_scales_of_racs_are_the_leading_pair_of_each_gradient(shape):
+    """After twelve rounds, so that directions do not depend on the gradients' scales. The negative
+    control has averages."""
+    gradients = generator(KEYS[3]).standard_normal((6, *shape)).astype(np.float32)
+    jumping = np.float32(3.7 ** (np.arange(6) % 3))[:, None, None] * gradients
+    for b2 in (0.0, 0.9):
+        racs = curvax.scale_by_racs(b2=b2, iterations=12, limit=np.inf, gamma=1e6 if b2 else 1.01)
+        (plain, states), (scaled, _) = (scanned(racs)(g) for g in (gradients, jumping))
+        same = np.abs(scaled - plain).max() <= 32 * np.finfo(np.float32).eps * np.abs(plain).max()
+        assert same == (b2 == 0)
+        if b2 == 0:
+            q, s, value = leading_pair(np.float64(gradients[0]) ** 2)
+            rows, columns = states[0].rows[0], states[0].columns[0]
+            for found, expected in (
+                (np.outer(rows, columns), value * np.outer(q, s)),
+                (rows / np.linalg.norm(rows), q),
+                (columns / np.linalg.norm(columns), s),
+            ):
+                assert_close(found, expected, eps=float(np.finfo(np.float32).eps))
+
+
+@pytest.mark.parametrize(("b1", "b2"), [(0.9, 0.999), (0.95, 0.95), (0.9, 0.95), (0.5, 0.3)])
+def test_the_largest_ratio_is_attained(b1: float, b2: float) -> None:
+    """By gradients `(b1 / b2)^age`, which make the Cauchy-Schwarz inequality an equality."""
+    most, steps = float(largest_ratio(b1, b2)), 4_000 if b2 > 0.99 else 400
+    age = np.arange(steps)
+    m, v = (1 - b1) * np.sum((b1**2 / b2) ** age), (1 - b2) * np.sum((b1**2 / b2) ** age)
+    assert abs(m / np.sqrt(v) / most - 1) < 1e-6
+    for corrected in (False, True):
+        bounds = [of_moments(b1, b2, t, corrected) for t in (1, 2, 5, 20, 100, steps)]
+        assert bounds == sorted(bounds) or np.allclose(bounds, most, rtol=1e-9)
+        assert bounds[-1] <= (1 + 1e-9) * most
+
+
+def test_moments_without_memory_of_squares_have_no_bound() -> None:
+    assert largest_ratio(0.9, 0.81) == largest_ratio(0.5, 0.0) == np.inf
+    assert np.isclose(largest_ratio(0.0, 0.9), 0.1**-0.5)
+    traced = jax.jit(largest_ratio)(0.9, 0.999)
+    assert np.isclose(traced, largest_ratio(0.9, 0.999), rtol=1e-5)

@@ -207,15 +207,6 @@ def test_weights_of_zero_get_the_sphere_of_their_first_step(pinned: bool) -> Non
         assert min(turned.values()) > 1e-3 * min(np.abs(x).max() for x in found[2].values())
 
 
-@pytest.mark.parametrize("decayed", [0.0, 0.5])
-def test_decay_is_what_weight_decay_does_to_matrices(decayed: float) -> None:
-    params = weights_of(np.float32)
-    updates = updates_of(params, 6)
-    make = functools.partial(curvax.muon, 0.1, weight_dimension_numbers=MATRICES)
-    ours = path(make(weights=weights.decay(decayed)), params, updates)
-    assert_close(ours, path(make(weight_decay=decayed), params, updates), 64)
-
-
 def test_decay_of_adamc_is_a_schedule_of_the_decay() -> None:
     case = Case(None, decay, {"weight_decay": 0.5, "by": "corrected"})
     with jax.enable_x64(True):
