@@ -1,4 +1,4 @@
-"""Sums of two directions: shared parts, zeros and what is not finite."""
+"""Sums of two directions: shared parts, devices, zeros and what is not finite."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,8 @@ import numpy as np
 import optax
 
 import curvax
+from tests.helpers import assert_close, gradients_like, normal, run
+from tests.shared.meshes import mesh_of, on, steps
 
 
 def test_what_both_share_is_kept_once() -> None:
@@ -14,6 +16,17 @@ def test_what_both_share_is_kept_once() -> None:
     states = [jax.eval_shape(part.init, jnp.ones((4, 6))) for part in (shared, momentum)]
     sizes = [sum(x.size * (x.ndim > 0) for x in jax.tree.leaves(state)) for state in states]
     assert sizes[0] == sizes[1]
+
+
+def test_devices_share_the_matrices_of_both_directions() -> None:
+    both = curvax.blend(curvax.scale_by_muon(), curvax.scale_by_muon(b2=0.9), (0.5, 0.5))
+    params = normal(jax.random.key(0), {f"{i}/kernel": (4, 6) for i in range(5)})
+    gradients = gradients_like(params, 3)
+    mesh = mesh_of("auto")
+    alone, _ = run(curvax.assemble(both, 0.1), gradients, params)
+    on_mesh = curvax.assemble(both, 0.1, mesh=mesh)
+    shared, _ = steps(on_mesh, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
+    assert_close(jax.tree.map(np.asarray, shared), alone, 64, condition=100)
 
 
 def test_zeros_stay_zero_and_what_is_not_finite_shows() -> None:

@@ -53,3 +53,6 @@ def test_norms_grow_by_gamma_at_most_and_no_less(gamma, dtype):
 def test_an_infinite_gamma_is_the_identity():
     gradients = jumping()
     assert np.array_equal(scanned(curvax.limit_norm_growth)(gradients, np.inf)[0], gradients)
+    racs, _ = scanned(curvax.scale_by_racs(gamma=np.inf, scale=1.0, limit=np.inf))(gradients)
+    scaled, _ = scanned(curvax.scale_by_rows_and_columns(0.9))(gradients)
+    assert np.array_equal(racs, scaled)

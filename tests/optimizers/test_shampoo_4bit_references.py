@@ -3,8 +3,8 @@
 The trajectory in float64 is the transcription's: codes are equal, and what is kept in full differs
 by rounding times the condition number κ of what is decomposed or inverted. For κ the largest of all
 steps is taken. In float32 an element next to a midpoint may get the other code, after which nothing
-further on could be compared: `tests/storage/test_codec.py` has single codes in float32, and
-`test_algebra.py` trajectories with bounds from what codes lose.
+further on could be compared: every step is then compared with one step of the transcription from
+the same stored state.
 
 The paper stores factors in the gradient's own coordinates and their roots beside them.
 """
@@ -18,16 +18,19 @@ import pytest
 import curvax
 from tests.cells import cells
 from tests.helpers import assert_close, at
-from tests.reference.shampoo_4bit import shampoo_4bit
+from tests.reference.shampoo_4bit import cq, cq_ef, linear2_codebook, load, shampoo_4bit, store, vq
 from tests.shared.stored import (
     B2,
     BE,
     EPS,
+    EPS32,
+    HALF_GAP,
     MODES,
     STEPS,
     T1,
     T2,
     as_triples,
+    decode_stored,
     drifting_gradients,
     shampoo,
     storage_of,
@@ -150,3 +153,72 @@ def test_trajectories_follow_the_transcription(mode, block):
             assert indefinite.max() > 0, "what is counted has not been seen"
         else:
             assert not indefinite.any()
+
+
+# Steps in float32
+
+
+def _next_of_transcription(mode: str, before, gram, after, block: int):
+    """The transcription's triples one step on, and what they are codes of, with its condition."""
+    x = load(before[0], block)
+    if mode == "vq":
+        x = B2 * x + (1 - B2) * gram
+        return [vq(before[0], gram, b=B2, block=block)], [x], 1.0
+    damped = B2 * x @ x.T + (1 - B2) * gram + EPS * np.eye(len(x))
+    c, settings = np.linalg.cholesky(damped), {"b": B2, "eps": EPS, "block": block}
+    if mode == "cq":
+        return [cq(before[0], gram, **settings)], [c], _condition(damped)
+    stored, _ = cq_ef(before[0], before[1], gram, be=BE, **settings)
+    e = load(before[1], block)
+    # Eq. 11 of the codes that the library took.
+    error = BE * e + (1 - BE) * (c + e - load(after[0], block))
+    error -= np.diag(np.diag(error))
+    return [stored, store(error, block)], [c + e, error], _condition(damped)
+
+
+def _assert_next_to(found, desired, of, slack: float, block: int) -> tuple[int, int]:
+    """Codes differ next to midpoints alone; how many could not, and how many did."""
+    codes, scales, diagonal = found
+    order = len(codes)
+    assert (np.abs(scales - desired[1]) <= slack).all()
+    assert (np.abs(diagonal - desired[2]) <= slack).all()
+    of = of - np.diag(np.diag(of))
+    wide = np.repeat(np.repeat(desired[1], block, 0), block, 1)[:order, :order]
+    safe = np.where(wide > 0, wide, 1)
+    book = linear2_codebook(4)
+    distance = np.abs((of / safe)[..., None] - (book[1:] + book[:-1]) / 2).min(axis=-1)
+    decided = (distance > 2 * slack / safe) | (wide == 0)
+    assert np.array_equal(codes[decided], desired[0][decided])
+    decoded = load(found, block) - np.diag(diagonal)
+    assert (np.abs(decoded - of) <= HALF_GAP * wide + 3 * slack).all()
+    return decided.sum(), (codes != desired[0]).sum()
+
+
+@pytest.mark.parametrize("mode", cells(MODES, of=3))
+def test_every_float32_step_is_that_of_the_transcription(mode):
+    """From the same stored state: a code differs by one step, and only next to a midpoint."""
+    block, order, decided, flipped, compared = 8, 21, 0, 0, 0
+    g = np.stack(list(drifting_gradients(dict.fromkeys("ab", (order, 26))).values()), axis=1)
+    # Sums over 30 steps keep the factors' condition far below 1 / eps(float32).
+    optimizer = shampoo(storage_of(mode, block), initial=1.0, side="left", method=AS_PRINTED)
+    _, states = trajectories(optimizer, {"w": np.float32(g)})
+    for i, gs in enumerate(g.swapaxes(0, 1)):
+        factor = at(states.direction["w"].left, slice(None), i)
+        for t in range(2 * T1 - 1, STEPS, T1):
+            before, after = (as_triples(at(factor.statistic, k), order) for k in (t - 1, t))
+            gram = gs[t] @ gs[t].T
+            triples, targets, condition = _next_of_transcription(mode, before, gram, after, block)
+            slack = 8 * condition * EPS32 * np.abs(targets[0]).max()
+            for one, other, of in zip(after, triples, targets, strict=True):
+                counted = _assert_next_to(one, other, of, slack, block)
+                decided, flipped = decided + counted[0], flipped + counted[1]
+                compared += one[0].size
+        for t in range(T2 - 1, STEPS, T2):
+            found = as_triples(at(factor.inverse_root, t), order)[0]
+            d, q = np.linalg.eigh(decode_stored(at(factor.statistic, t), order, block))
+            damped = np.maximum(d, 0) + EPS * d[-1]
+            root = (q * damped**-0.25) @ q.T
+            slack = order * EPS32 * d[-1] / damped.min() * np.abs(root).max()
+            assert slack < 0.05 * np.abs(root).max()
+            _assert_next_to(found, store(root, block), root, slack, block)
+    assert decided > 0.9 * compared and flipped < 1e-3 * compared

@@ -9,10 +9,11 @@ import pytest
 import curvax
 from curvax.transforms.storage._quantized import Square
 from tests.helpers import scanned
-from tests.reference.shampoo_4bit import load
+from tests.reference.shampoo_4bit import linear2_codebook, load
 
 STEPS, T1, T2, B2, BE, EPS = 30, 2, 5, 0.9, 0.8, 1e-6
 MODES = ("vq", "cq", "cq_ef")
+HALF_GAP = float(np.diff(linear2_codebook(4)).max()) / 2
 EPS32 = float(np.finfo(np.float32).eps)
 every_mode = pytest.mark.parametrize("mode", MODES)
 
