@@ -79,6 +79,7 @@ def bytes_per_number(name: str) -> str:
 def wrong_formulas() -> Iterator[str]:
     """Methods whose state has other numbers than the formula that is typed."""
     m, n, r = 7, 11, 3
+    assert not (missing := {x.name for x in METHODS} - {*typed()}), f"docs/methods.md: {missing}"
     for row in METHODS:
         formula = typed()[row.name]["state, numbers"].replace("none", "`0`").split("`")[1]
         formula = formula.replace("²", "**2")

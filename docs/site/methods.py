@@ -276,9 +276,9 @@ def _readings(name: str) -> str:
     """The list of readings in the docstring of a transcription."""
     path = f"tests/reference/{name}.py"
     text = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
-    _, _, listed = re.split(r"^(Readings chosen.*):$", text, maxsplit=1, flags=re.M)
-    found = re.match(r"(?:\n*(?:- |  ).*)+", listed)
-    assert found, f"{path} lists no readings"
+    listed = re.split(r"^Readings chosen.*:$", text, maxsplit=1, flags=re.M)[1:]
+    found = re.match(r"(?:\n*(?:- |  ).*)+", listed[0]) if listed else None
+    assert found, f"the docstring of {path} has no list 'Readings chosen:'"
     unknown = set(re.findall(r"\b(\w+)=[\"\w]", found[0])) - arguments()
     assert not unknown, f"{path} names arguments that curvax does not have: {unknown}"
     items = re.sub(r"([*|])", r"\\\1", found[0].strip().replace("<", "&lt;"))

@@ -40,16 +40,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import optax
 
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._normalize import normalize_matrices
 from ..transforms.matrices._matrix_rule import Matrices
-from ._assemble import MeshAxis, assemble
+from ..transforms.state._inject import scheduled
+from ..transforms.weights._weights_side import Weights
+from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 
-def scale_by_unit(*, b1: jax.typing.ArrayLike = 0.9) -> optax.GradientTransformation:
+@scheduled
+def scale_by_unit(*, b1: Decay = 0.9) -> optax.GradientTransformation:
     """The direction of `unit` on batches of matrices `(..., m, n)`."""
     return optax.chain(momentum(b1), normalize_matrices(0.2))
 
@@ -57,13 +59,14 @@ def scale_by_unit(*, b1: jax.typing.ArrayLike = 0.9) -> optax.GradientTransforma
 def unit(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.9,
+    b1: Decay = 0.9,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -75,7 +78,7 @@ def unit(
     Args:
       learning_rate: a number or a schedule.
       b1: decay rate of the momentum.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask, weights,
         adam_learning_rate, others: see `muon`.
     """
     return assemble(
@@ -87,6 +90,7 @@ def unit(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )
@@ -113,9 +117,11 @@ SITE = """
 import sys
 sys.path.insert(0, "docs/site")
 import methods, public_names
+from benchmarks import pages
 from benchmarks._methods import METHODS, NAMES
 assert {"Unit": "methods/unit.md"} in methods.menu()[0]["Orthogonalized"]
 page = methods.pages()["methods/unit.md"]
+assert "| `unit` | 4.00 |" in pages.methods() and not [*pages.wrong_formulas()]
 assert "0.2 M / rms(M)" in page and "stays zero" in page and "Start with" not in page
 assert not public_names.missing()
 assert "unit" in NAMES and METHODS["unit"].numbers(4, 6, 2) == 24
@@ -150,12 +156,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_suites_find_the_method(copy: Path) -> None:
     """It follows its reference and keeps the core of the contract, and its names are compared."""
-    files = ("test_references.py", "test_contract.py")
+    files = ("test_references.py", "test_contract.py", "test_arguments.py")
     given = [*(f"tests/optimizers/{file}" for file in files), "tests/project/test_house.py"]
     chosen = "unit or names_written_out or another_format"
     given += ["--numprocesses=0", "-k", chosen]
     said = run_python("-m", "pytest", "-v", *given, cwd=copy, PYTHONPATH=str(copy))
-    for test in ("follow_the_reference_of_their_row", "second_call"):
+    for test in ("follow_the_reference_of_their_row", "second_call", "shared_arguments"):
         assert re.search(rf"{test}.*\[unit\] PASSED", said), said
 
 

@@ -1,4 +1,4 @@
-"""The rows of the methods, in the order of the README's table."""
+"""The rows of the methods, in the order of the first table of `docs/methods.md`."""
 
 import dataclasses
 

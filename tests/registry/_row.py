@@ -130,8 +130,10 @@ class Row:
     longest: Callable[[Step], float] | None = None
     longest_repeated: Callable[[Step], float] = None  # pyright: ignore
 
-    # From the gradients of a matrix to the directions with `settings`, in NumPy float64; where it
-    # is None, tests/optimizers/test_*references.py has cases of its own for the method.
+    # From the gradients of a matrix to the directions with `settings` (and one dictionary a step,
+    # which may be empty), in NumPy float64. It has to agree to `64 · growth` roundings of float64,
+    # so `settings` set an ε to 0 that the reference does not have. Where it is None,
+    # tests/optimizers/test_*references.py has cases of its own for the method.
     reference: Callable[[Any], Any] | None = None
 
     # The weights of which decay takes a share, for a direction.
@@ -154,7 +156,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """Its name in text: the first word of its file."""
+        """Its name in text: what stands before the colon in the docstring of its file."""
         return (sys.modules[self.optimizer.__module__].__doc__ or "").partition(":")[0]
 
     # Properties that follow from the traits.

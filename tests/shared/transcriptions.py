@@ -63,13 +63,13 @@ def _compared(case: Case, period: int | None) -> int:
             for place, (theirs, condition) in case.states.items():
                 x: Any = functools.reduce(getattr, place.split("."), state)
                 arrays[place] = x[:, *i], [s[theirs] for s in kept], condition
-            compared += _assert_same(case, own, kept, arrays)
+            compared += _assert_same(case, (name, *i), own, kept, arrays)
         if isinstance(period, int) and state is not None:
             _assert_refreshed(state, period, case.offset, len(g))
     return compared
 
 
-def _assert_same(case: Case, own: Any, kept: Any, arrays: Any) -> bool:
+def _assert_same(case: Case, matrix: Any, own: Any, kept: Any, arrays: Any) -> bool:
     said = False
     for place, (x, y, condition) in arrays.items():
         condition = case.condition if condition is None else condition
@@ -80,7 +80,9 @@ def _assert_same(case: Case, own: Any, kept: Any, arrays: Any) -> bool:
         said |= not place and bool(sharp.all())
         for t in np.flatnonzero(sharp & (np.arange(len(own)) >= case.start)):
             pair = [np.sort(z[t]) if place.endswith("spectrum") else z[t] for z in (x, y)]
-            assert_close(*pair, case.factor, condition=conditions[t], eps=eps)
+            where = (*matrix, place or "direction", f"step {t + 1}")  # for the message
+            named = [{where: z} for z in pair]
+            assert_close(*named, case.factor, condition=conditions[t], eps=eps)
     return said
 
 
