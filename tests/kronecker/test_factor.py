@@ -102,7 +102,8 @@ def test_statistics_every_and_warm_up(method):
     """The root after a warm-up is that of earlier refreshes; in bases their turns round."""
     gradients = quiet_gradients({"w": (5, 4)})
     settings = {"statistics_every": 3, "initial": 0.5, "b2": 0.75, "method": method}
-    rounding = {"factor": 0} if method else {"factor": 64, "eps": machine_epsilon("float32")}
+    # Each turn rounds: 19 float32 epsilons after eight of them, on one CPU.
+    rounding: dict[str, float] = {"factor": 16 if method else 64, "eps": machine_epsilon("float32")}
     updates, states = scanned(shampoo(curvax.every(2), **settings))(gradients)
     warm, warm_states = scanned(shampoo(curvax.every(2), **settings, warmup_steps=4))(gradients)
     factor = factors_of(states)[0]
@@ -111,10 +112,11 @@ def test_statistics_every_and_warm_up(method):
         if t % 3 == 0:
             g = np.asarray(gradients["w"][t - 1], np.float64)
             statistic = 0.75 * statistic + 0.25 * (g @ g.T)
-        assert_close(_statistic(factor)[t - 1], statistic, eps=machine_epsilon("float32"))
+        assert_close(_statistic(factor)[t - 1], statistic, **rounding)
     assert not np.any(warm["w"][:4])
-    assert_close(warm["w"][4:], updates["w"][4:], **rounding)
+    alike = {"factor": 0} if method else rounding
+    assert_close(warm["w"][4:], updates["w"][4:], **alike)
     for one, other in zip(factors_of(states), factors_of(warm_states), strict=True):
-        assert_close(_statistic(other), _statistic(one), **rounding)
-        assert_close(_root(other)[4:], _root(one)[4:], **rounding)
+        assert_close(_statistic(other), _statistic(one), **alike)
+        assert_close(_root(other)[4:], _root(one)[4:], **alike)
         assert other.checks[3] == 0 < one.checks[3]
