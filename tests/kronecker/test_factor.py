@@ -102,7 +102,7 @@ def test_statistics_every_and_warm_up(method):
     """The root after a warm-up is that of earlier refreshes; in bases their turns round."""
     gradients = quiet_gradients({"w": (5, 4)})
     settings = {"statistics_every": 3, "initial": 0.5, "b2": 0.75, "method": method}
-    # Each turn rounds: 19 float32 epsilons after eight of them, on one CPU.
+    # Each turn rounds, and so does the basis: by 10 float32 epsilons in eight turns, on one CPU.
     rounding: dict[str, float] = {"factor": 16 if method else 64, "eps": machine_epsilon("float32")}
     updates, states = scanned(shampoo(curvax.every(2), **settings))(gradients)
     warm, warm_states = scanned(shampoo(curvax.every(2), **settings, warmup_steps=4))(gradients)

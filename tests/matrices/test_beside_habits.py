@@ -147,7 +147,7 @@ MatrixRule: wq_a 9 4, wq_b 4 6 -> wq_b 0.1
 MatrixRule: query_w 9 4 8, output_w 4 8 9 -> query_w 0.12
 MatrixRule: time_maa_w1 9 4, time_decay_w2 4 6 -> {time_maa_w1,time_decay_w2} 0.1
 MatrixRule FLAX: {shift,scale,gate}_mlp_w 8 16 -> {shift,scale,gate}_mlp_w 0.1
-# The height of a kernel is no number of layers elsewhere.
+# The height of a kernel is not a number of layers elsewhere.
 linen: l/(up/kernel 3 8 16, down/kernel 3 16 8, norm/scale 3 8), stem/Conv_0/kernel 3 5 8 4 ->
     stem/Conv_0/kernel 012.3
 # What a catch-all asks without evidence

@@ -40,7 +40,7 @@ OF_MORE_AXES, OF_TWO_AXES = ((3, 4), (3, 3), (2, 3, 4), (1, 3, 4)), ((3, 4), (4,
 
 
 def named(name: str) -> str:
-    """Why a vector of this name is no matrix."""
+    """Why a vector of this name is not a matrix."""
     *_, layer, last = ["", *name.split("/")]
     return f"{last} of {layer}" if layer else last
 
@@ -88,7 +88,7 @@ pos/(q 8 8, k 8 8) -> pos/{q,k} 0.1
     {norm/scale/real,norm/scale/imaginary} scale of norm,
     {embed/embedding/real,embed/embedding/imaginary} embedding,
     {up/kernel/real,up/kernel/imaginary} 1.0, {up/bias/real,up/bias/imaginary} vector
-# A last level `value` of all parameters is no name.
+# A last level `value` of all parameters is not a name.
 dense.kernel.value 32 64, dense.bias.value 2 64, embed.embedding.value 100 32 ->
     dense.kernel.value 0.1, dense.bias.value bias of dense, embed.embedding.value embedding
 model.layers.0.mlp.gate_proj.weight 16 8, lm_head.weight 9 8, model.embed_tokens.weight 9 8,

@@ -130,7 +130,7 @@ def as_they_lie(
         return mesh, functools.partial(work, lie), tiles if back else of_results, (of_rows, tiles)
 
     def rule(_: Any, operands: Any, results: Any) -> SdyShardingRule:
-        """Each axis for itself, but tiles of results lie as those of the arrays."""
+        """No axis has to lie as another does, but tiles of results lie as the arrays do."""
         number = itertools.count()
 
         def named(x: Any) -> ArrayMapping:

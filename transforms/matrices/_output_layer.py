@@ -41,7 +41,7 @@ def _by_name(kernels: list[str]) -> set[str]:
 
     def is_head(name: str) -> bool:
         alone = [module.split("/")[-2] for module in scopes(name)[:-1] if inside[module] == 1]
-        of_attention = re.search(r"(attention|attn).*/.*/", name.lower())  # heads are no outputs
+        of_attention = re.search(r"(attention|attn).*/.*/", name.lower())  # heads of its own
         return not of_attention and any(map(HEAD.fullmatch, (layer_place(name).layer, *alone)))
 
     return set(filter(is_head, kernels))
