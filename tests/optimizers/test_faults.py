@@ -1,10 +1,14 @@
-"""Nothing poisons the state: the fault model (`fault_model.py`) against every method.
+"""Nothing poisons the state: faults in gradients and decompositions against every method.
 
-A cell of the product compiles once: its faults, and the steps at which decompositions fail, are
+A *unit* is skipped or kept independently: a matrix (one entry of a batch), or a leaf that AdamW
+updates. A fault writes one value into part of the gradients, at one step or at ten, and strikes the
+units that hold this part. The requirement is the same for every fault: at these steps a struck unit
+behaves bitwise as with a zero gradient, and does not move; `skipped` counts the step, and nothing
+else changes.
+
+A cell (`fault_model.py`) compiles once: its faults, and the steps at which decompositions fail, are
 data. All comparisons are bit for bit, of the updates and of every array of the state at every step.
-By default a sample of the cells runs, each with a sample of the faults. All cells, all faults:
-
-    CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_faults.py
+By default a sample of the cells runs, each with a sample of the faults.
 """
 
 import collections
@@ -25,18 +29,7 @@ import curvax
 from curvax.transforms.state._entries import entries_in
 from curvax.transforms.state._traced import traced
 from tests.cells import ALL_CELLS, cells
-from tests.fault_model import (
-    CELLS,
-    FAULTS,
-    REFRESH,
-    STORAGE,
-    VALUES,
-    Cell,
-    hits,
-    injected,
-    struck,
-    widened,
-)
+from tests.fault_model import CELLS, MOMENTS, REFRESH, STORAGE, Cell
 from tests.helpers import normal_like
 from tests.tpu_forms import loops_of
 
@@ -45,9 +38,23 @@ SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "la
 WIDE = {name: SHAPES[name] for name in ("dense/kernel", "dense/bias", "layers")}
 TALL = WIDE | {"dense/kernel": (6, 4), "layers": (2, 6, 4)}
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
-UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
-    fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
-]
+
+
+class Fault(NamedTuple):
+    """A value, the entries that it replaces, its first step, and its duration in steps."""
+
+    value: float
+    extent: str
+    moment: str
+    steps: int
+
+
+VALUES = (np.nan, np.inf, 1e30)  # whose square is infinite
+EXTENTS = ("element", "leaf", "all leaves")
+PLACES = tuple(itertools.product(EXTENTS, MOMENTS, (1, 10)))
+FAULTS = tuple(Fault(value, *place) for value in VALUES for place in PLACES)
+# A first basis has columns of the identity: to them another row's 1e30 is 0.
+UNSEEN = [Fault(1e30, extent, "step 1", 1) for extent in EXTENTS]
 SAMPLE = cells(CELLS, of=20)
 TRIED = cells(SAMPLE, FAULTS, of=5)
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
@@ -58,6 +65,46 @@ ROOTS, BASES = ("inverse_root", "eigenvalues", "damping"), ("basis",)
 
 
 each = functools.partial(pytest.mark.parametrize, "cell", ids=str)
+
+
+# Gradients with faults.
+
+
+def struck(fault: Fault, cell: Cell) -> dict[str, np.ndarray]:
+    """The entries of a trajectory of gradients that a fault replaces, bool `(STEPS, …)` per leaf.
+
+    The struck leaf, matrix, row and column rotate with the place, so that every extent, moment and
+    duration strikes every leaf.
+    """
+    turn = PLACES.index(fault[1:]) + EXTENTS.index(fault.extent)
+    shapes, start = shapes_of(cell), cell.starts(PERIOD)[fault.moment] - 1
+    chosen = list(shapes)[turn % len(shapes)]
+    masks = {name: np.zeros((STEPS, *shape), bool) for name, shape in shapes.items()}
+    for name, mask in masks.items():
+        if name == chosen or fault.extent == "all leaves":
+            place = [turn % d for d in shapes[name]] if fault.extent == "element" else [...]
+            mask[slice(start, start + fault.steps), *place] = True
+    return masks
+
+
+def by_unit(x: np.ndarray) -> np.ndarray:
+    """A leaf of a trajectory as `(STEPS, units, entries)`."""
+    return x.reshape(STEPS, math.prod(x.shape[1:-2]), -1)
+
+
+def widened(masks: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Widens the masks to complete units."""
+
+    def whole(mask: np.ndarray) -> np.ndarray:
+        hit = by_unit(mask).any(axis=2, keepdims=True)
+        return (hit | np.zeros_like(by_unit(mask))).reshape(mask.shape)
+
+    return {name: whole(mask) for name, mask in masks.items()}
+
+
+def injected(gradients: Any, masks: Any, value: float) -> Any:
+    """Writes `value` into the gradients where the masks are true."""
+    return jax.tree.map(lambda g, mask: np.where(mask, np.float32(value), g), gradients, masks)
 
 
 # Trajectories, compiled once for each cell.
@@ -143,7 +190,7 @@ class Program:
             return start, jax.lax.scan(step, start, (gradients, broken))[1]
 
         self.trajectory = trajectory
-        self.units = {name: hits(g[:1] != 0).shape[1] for name, g in gradients.items()}
+        self.units = {name: by_unit(g).shape[1] for name, g in gradients.items()}
         self.places = {name: {} for name in params}
         end = 0
         for entry in entries_in(traced(optimizer, params), params):
@@ -210,10 +257,6 @@ def program(cell: Cell) -> Program:
     return Program(cell)
 
 
-def by_unit(x: np.ndarray, units: int) -> np.ndarray:
-    return x.reshape(STEPS, units, -1)
-
-
 def assert_same(x: np.ndarray, y: np.ndarray, what: str) -> None:
     """Bit for bit, with the first step at which they differ."""
     different = [t + 1 for t in range(len(x)) if x[t].tobytes() != y[t].tobytes()]
@@ -227,35 +270,32 @@ def assert_same(x: np.ndarray, y: np.ndarray, what: str) -> None:
 def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -> None:
     work = program(cell)
     _, gradients = given(cell)
-    shapes = shapes_of(cell)
     clean = work.run(gradients)
     assert clean.finite.all()
     assert not clean.state[:, work.counters].any()
     others = np.setdiff1d(np.arange(clean.state.shape[1]), work.counters)
     for fault in dict.fromkeys((*(fault for own, fault in TRIED if own == cell), *UNSEEN)):
-        masks = struck(fault, shapes, cell.starts(PERIOD), STEPS)
-        faulty = work.run(injected(gradients, masks, VALUES[fault.value]))
+        masks = struck(fault, cell)
+        faulty = work.run(injected(gradients, masks, fault.value))
         zeroed = work.run(injected(gradients, widened(masks), 0.0))
         assert faulty.finite.all(), f"{fault}: not finite at {np.flatnonzero(~faulty.finite) + 1}"
         assert_same(faulty.state[:, others], zeroed.state[:, others], f"{fault}: the state")
         assert not zeroed.state[:, work.counters].any()
-        for name in shapes:
+        for name, mask in masks.items():
             where = f"{fault}: {name}"
             still = widened(masks)[name] & cell.stands_still(name)
             expected = np.where(still, 0, zeroed.updates[name])
             assert_same(faulty.updates[name] + np.float32(0), expected, where)  # -0 as 0
-            hit = hits(masks[name])
+            hit = by_unit(mask).any(axis=2)
             skipped = faulty.state[:, work.skipped(name)]
             assert (skipped == np.cumsum(hit, axis=0)).all(), f"{where}: skipped {skipped[-1]}"
             untouched = ~hit.any(axis=0)
-            ours, clean_ours = (
-                by_unit(x.updates[name], hit.shape[1])[:, untouched] for x in (faulty, clean)
-            )
+            ours, clean_ours = (by_unit(x.updates[name])[:, untouched] for x in (faulty, clean))
             assert_same(ours, clean_ours, f"{where}, not struck")
             own = work.own(name)[untouched].ravel()
             assert_same(faulty.state[:, own], clean.state[:, own], f"{where}, not struck, state")
             # The fault is there: what it strikes does not move as it would have.
-            moved = by_unit(faulty.updates[name] != clean.updates[name], hit.shape[1])
+            moved = by_unit(faulty.updates[name] != clean.updates[name])
             assert (moved.any(axis=2) >= hit).all(), f"{where}: nothing happened"
 
 

@@ -327,36 +327,26 @@ def test_a_name_stands_for_the_value_without_arguments(kind: str) -> None:
 
 
 def test_the_numbers_of_a_value_are_hyperparameters() -> None:
-    """Under both names, which take a schedule too."""
-    values = {
-        "compensation": subspaces.optimal(),
-        "switching": subspaces.complement(1),
-        "compensation_weight": lambda step: 0.5 / (1 + step),
-    }
-    optimizer = curvax.inject_hyperparams(curvax.alice)(0.1, rank=2, **values)
-    state: Any = jax.jit(optimizer.init)(ONE)
-    assert {"compensation_gamma", "compensation_weight", "b3"} <= set(state.hyperparams)
-    assert not {"compensation", "compensation_decay", "switching"} & set(state.hyperparams)
-    after = jax.eval_shape(optimizer.update, ONE, state, ONE)[1]
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert float(state.hyperparams["compensation_weight"]) == 0.5
-    muon = curvax.inject_hyperparams(curvax.muon)(0.1, method=polar.newton_schulz(eps=0.25))
-    given = muon.init(ONE).hyperparams  # pyright: ignore[reportAttributeAccessIssue]
-    assert float(given["method_eps"]) == 0.25
-    for value, names in (
-        (weights.hyperball(0.5), {"weights_rms"}),
-        (weights.brake(), {"weights_outward", "weights_inward"}),
-        (weights.floor(0.5), {"weights_share"}),
+    """Under both names, which take a schedule too; the first one is 0.5."""
+    later = lambda step: 0.5 / (1 + step)  # noqa: E731
+    optimal, switching = subspaces.optimal(), subspaces.complement(1)
+    residual, packed = policies.diagonal_residual(2), curvax.packed(min_elements=1)
+    alice = {"compensation": optimal, "switching": switching, "compensation_weight": later}
+    soap = {"refresh": residual, "storage": packed, "refresh_threshold": later}
+    for make, settings, names in (
+        (functools.partial(curvax.alice, rank=2), alice, "compensation_weight compensation_gamma"),
+        (curvax.soap, soap, "refresh_threshold storage_eps"),
+        (curvax.muon, {"method": polar.newton_schulz(eps=0.5)}, "method_eps"),
+        (curvax.muon, {"weights": weights.hyperball(0.5)}, "weights_rms"),
+        (curvax.muon, {"weights": weights.brake()}, "weights_outward weights_inward"),
+        (curvax.muon, {"weights": weights.floor(0.5)}, "weights_share"),
     ):
-        state = curvax.inject_hyperparams(curvax.muon)(0.1, weights=value).init(ONE)
-        assert {n for n in state.hyperparams if n.startswith("weights_")} == names
-    later = {"refresh_threshold": lambda step: 0.5 / (1 + step)}
-    values = {"refresh": policies.diagonal_residual(2), "storage": curvax.packed(min_elements=1)}
-    soap = curvax.inject_hyperparams(curvax.soap)(0.1, **values, **later)
-    state = jax.jit(soap.init)(ONE)
-    assert {"refresh_threshold", "storage_eps"} <= set(state.hyperparams)
-    assert float(state.hyperparams["refresh_threshold"]) == 0.5
-    after = jax.eval_shape(soap.update, ONE, state, ONE)[1]
-    assert jax.tree.structure(after) == jax.tree.structure(state)
+        optimizer = curvax.inject_hyperparams(make)(0.1, **settings)
+        state: Any = jax.jit(optimizer.init)(ONE)
+        numbers = {k: float(x) for k, x in state.hyperparams.items()}
+        assert {*names.split()} == {k for k in numbers if k.partition("_")[0] in settings}
+        assert numbers[names.split()[0]] == 0.5
+        after = jax.eval_shape(optimizer.update, ONE, state, ONE)[1]
+        assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(TypeError, match="method_eps"):
         curvax.inject_hyperparams(curvax.muon)(0.1, method="svd", method_eps=0.25)
