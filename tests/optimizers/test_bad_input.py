@@ -82,7 +82,8 @@ init_all({'dense': {'kernel': jnp.ones((2, 4, 6))}}) ->
     'dense/kernel' | (2, 4, 6) | weight_dimension_numbers | MatrixAxes | batch
 init_all([{'kernel': jnp.ones((2, 4, 6))}]) -> '0/kernel' | (2, 4, 6) | MatrixAxes
 # Axes.
-axes(MatrixAxes((0, 1), (1, 2))) -> 'dense/kernel' | (2, 4, 6) | rows=(0, 1) | columns=(1, 2) | twice
+axes(MatrixAxes((0, 1), (1, 2))) ->
+    'dense/kernel' | (2, 4, 6) | rows=(0, 1) | columns=(1, 2) | twice
 axes(MatrixAxes(1, -2)) -> 'dense/kernel' | rows=1 | columns=-2 | twice
 axes(MatrixAxes((0, 0), 1)) -> 'dense/kernel' | rows=(0, 0) | twice
 axes(MatrixAxes(0, 3)) -> 'dense/kernel' | no axis 3 | columns | -3 to 2

@@ -11,7 +11,6 @@ data. All comparisons are bit for bit, of the updates and of every array of the 
 By default a sample of the cells runs, each with a sample of the faults.
 """
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -151,24 +150,29 @@ def breaking(broken: dict[str, jax.Array]) -> Iterator[None]:
 class Trajectory(NamedTuple):
     """What an optimizer did."""
 
-    updates: dict[str, np.ndarray]  # (steps, …)
-    start: np.ndarray  # the bits of all entries of the state before, uint32 (entries,)
-    state: np.ndarray  # the bits of all entries of the state, uint32 (steps, entries)
-    finite: np.ndarray  # whether updates and state were, bool (steps,)
+    updates: dict[str, np.ndarray]  # (STEPS, …)
+    start: Any  # the state before
+    states: Any  # time first
+    bits: np.ndarray  # of all entries of the states, uint32 (STEPS, entries)
+    finite: np.ndarray  # whether updates and state were, bool (STEPS,)
+
+    @property
+    def sides(self) -> Iterator[tuple[Any, Any]]:
+        """Each side of the matrices of a stack, or their subspaces: at first, and at all steps."""
+        counted = lambda x: hasattr(x, "rejected")  # noqa: E731
+        leaves = (jax.tree.leaves(x, is_leaf=counted) for x in (self.start, self.states))
+        return (pair for pair in zip(*leaves, strict=True) if counted(pair[0]))
 
 
-class Part(NamedTuple):
-    """Where in `Trajectory.state` something of one leaf is: entries `(units, …)` by field."""
-
-    leaf: str
-    name: str
-    fields: dict[str, np.ndarray]
-
-    def changed(self, states: np.ndarray, fields: Sequence[str]) -> np.ndarray:
-        """Where any of these fields is not as it was in the row before, bool `(…, units)`."""
-        change = [states[1:, self.fields[f]] != states[:-1, self.fields[f]] for f in fields]
-        none = np.zeros((len(states) - 1, *self.fields["refreshes"].shape[:1]), bool)
-        return np.any([none, *(x.any(axis=-1) for x in change)], axis=0)
+def changed(start: Any, states: Any, fields: Sequence[str]) -> np.ndarray:
+    """Where any of these fields is not as it was a step before, bool `(STEPS, matrices)`."""
+    found = []
+    for field in fields:
+        trees = (getattr(x, field, None) for x in (start, states))
+        for first, x in zip(*map(jax.tree.leaves, trees), strict=True):
+            bits = np.concatenate([first[None], x]).view(np.uint8)
+            found.append((bits[1:] != bits[:-1]).reshape(STEPS, len(first), -1).any(axis=2))
+    return np.any(found, axis=0)
 
 
 class Program:
@@ -205,15 +209,13 @@ class Program:
         """The trajectory with these gradients and failures of decompositions at these steps."""
         never = np.zeros(STEPS, bool)
         flags = {name: broken.get(name, never) for name in DECOMPOSITIONS}
-        start, out = self.trajectory(gradients, flags)
-        updates, states = jax.tree.map(np.asarray, out)
-        floats = [
-            x.reshape(STEPS, -1)
-            for x in jax.tree.leaves((updates, states))
-            if np.issubdtype(x.dtype, np.floating)
-        ]
-        finite = np.isfinite(np.concatenate(floats, axis=1)).all(axis=1)
-        return Trajectory(updates, _bits(start, ()), _bits(states, (STEPS,)), finite)
+        start, (updates, states) = jax.device_get(self.trajectory(gradients, flags))
+        leaves = [x.reshape(STEPS, -1) for x in jax.tree.leaves(states)]
+        floats = [x for x in jax.tree.leaves((updates, states)) if x.dtype == np.float32]
+        finite = [np.isfinite(x).reshape(STEPS, -1).all(axis=1) for x in floats]
+        words = [x.view(np.uint32) if x.itemsize == 4 else np.uint32(x) for x in leaves]
+        bits = np.concatenate(words, axis=1)
+        return Trajectory(updates, start, states, bits, np.all(finite, axis=0))
 
     def own(self, name: str) -> np.ndarray:
         """The entries of each unit of a leaf, `(units, entries)`."""
@@ -225,31 +227,6 @@ class Program:
         found = [x for p, x in self.places[name].items() if "skipped" in p.split("/")]
         assert [x.shape for x in found] == [(self.units[name],)], f"{name}: {found}"
         return found[0]
-
-    def parts(self, counter: str, fields: tuple[str, ...]) -> list[Part]:
-        """What has this counter: each side of each leaf's matrices, or their subspaces."""
-        found = collections.defaultdict(dict)
-        for name, places in self.places.items():
-            for place, x in places.items():
-                keys = place.split("/")
-                for field in (counter, *fields):
-                    if field in keys:
-                        whole = "/".join(keys[: keys.index(field)])
-                        entry = found[name, whole].setdefault(field, [])
-                        entry.append(x.reshape(self.units[name], -1))
-        return [
-            Part(name, place, {f: np.concatenate(x, axis=1) for f, x in entries.items()})
-            for (name, place), entries in found.items()
-            if counter in entries
-        ]
-
-
-def _bits(state: Any, batch: tuple[int, ...]) -> np.ndarray:
-    """All entries of a state in one axis, each as a uint32."""
-    leaves = [np.asarray(x).reshape(*batch, -1) for x in jax.tree.leaves(state)]
-    return np.concatenate(
-        [x.view(np.uint32) if x.itemsize == 4 else x.astype(np.uint32) for x in leaves], axis=-1
-    )
 
 
 @functools.cache
@@ -272,28 +249,28 @@ def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -
     _, gradients = given(cell)
     clean = work.run(gradients)
     assert clean.finite.all()
-    assert not clean.state[:, work.counters].any()
-    others = np.setdiff1d(np.arange(clean.state.shape[1]), work.counters)
+    assert not clean.bits[:, work.counters].any()
+    others = np.setdiff1d(np.arange(clean.bits.shape[1]), work.counters)
     for fault in dict.fromkeys((*(fault for own, fault in TRIED if own == cell), *UNSEEN)):
         masks = struck(fault, cell)
         faulty = work.run(injected(gradients, masks, fault.value))
         zeroed = work.run(injected(gradients, widened(masks), 0.0))
         assert faulty.finite.all(), f"{fault}: not finite at {np.flatnonzero(~faulty.finite) + 1}"
-        assert_same(faulty.state[:, others], zeroed.state[:, others], f"{fault}: the state")
-        assert not zeroed.state[:, work.counters].any()
+        assert_same(faulty.bits[:, others], zeroed.bits[:, others], f"{fault}: the state")
+        assert not zeroed.bits[:, work.counters].any()
         for name, mask in masks.items():
             where = f"{fault}: {name}"
             still = widened(masks)[name] & cell.stands_still(name)
             expected = np.where(still, 0, zeroed.updates[name])
             assert_same(faulty.updates[name] + np.float32(0), expected, where)  # -0 as 0
             hit = by_unit(mask).any(axis=2)
-            skipped = faulty.state[:, work.skipped(name)]
+            skipped = faulty.bits[:, work.skipped(name)]
             assert (skipped == np.cumsum(hit, axis=0)).all(), f"{where}: skipped {skipped[-1]}"
             untouched = ~hit.any(axis=0)
             ours, clean_ours = (by_unit(x.updates[name])[:, untouched] for x in (faulty, clean))
             assert_same(ours, clean_ours, f"{where}, not struck")
             own = work.own(name)[untouched].ravel()
-            assert_same(faulty.state[:, own], clean.state[:, own], f"{where}, not struck, state")
+            assert_same(faulty.bits[:, own], clean.bits[:, own], f"{where}, not struck, state")
             # The fault is there: what it strikes does not move as it would have.
             moved = by_unit(faulty.updates[name] != clean.updates[name])
             assert (moved.any(axis=2) >= hit).all(), f"{where}: nothing happened"
@@ -323,54 +300,41 @@ def test_a_failed_decomposition_leaves_the_last_good_one_in_use(cell: Cell, wind
     broken[WINDOWS[window]] = True
     run = work.run(given(cell)[1], **{str(cell.row.decomposes): broken})
     assert run.finite.all()
-    skips = rises(run.state[:, work.counters])
+    skips = rises(run.bits[:, work.counters])
     # Without a subspace nothing is usable.
     waits = window == "the first" and cell.row.keeps == "subspaces"
     assert not skips[~broken].any() and skips.any() == waits, "the gradients are not at fault"
-    states = np.concatenate([run.start[None], run.state])
     refused = 0
-    for part in work.parts("rejected", ("refreshes", *ROOTS, *BASES)):
-        rejected, refreshed = (
-            rises(run.state[:, part.fields[counter][:, 0]]) for counter in ("rejected", "refreshes")
-        )
-        assert not rejected[~broken].any() and not refreshed[broken].any(), part
-        changed, turned = (
-            part.changed(states, [f for f in fields if f in part.fields])
-            for fields in ((*ROOTS, *BASES), BASES)
-        )
-        assert not (changed & rejected).any() and (turned <= refreshed).all(), part
+    for start, side in run.sides:
+        rejected, refreshed = rises(side.rejected), rises(side.refreshes)
+        assert not rejected[~broken].any() and not refreshed[broken].any()
+        moved = changed(start, side, (*ROOTS, *BASES))
+        assert not (moved & rejected).any() and (changed(start, side, BASES) <= refreshed).all()
         refused += rejected.sum()
         if not cell.adapts:
-            assert (changed == refreshed).all(), part
-            assert rejected.any(axis=0).all() and refreshed[~broken].any(axis=0).all(), part
+            assert (moved == refreshed).all()
+            assert rejected.any(axis=0).all() and refreshed[~broken].any(axis=0).all()
         if cell.refresh == "every":
             # What has no basis or root yet tries again at every step.
             again = window == "the first"
-            assert (rejected == (broken & (DUE | again))[:, None]).all(), part
+            assert (rejected == (broken & (DUE | again))[:, None]).all()
     assert refused
 
 
 @each([cell for cell in SAMPLE if cell.storage in ("cholesky", "feedback")])
 def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
     """A step encodes it, and so does a refresh, in the new basis: both count failures."""
-    work = program(cell)
-    _, gradients = given(cell)
     broken = np.zeros(STEPS, bool)
     broken[WINDOWS["after the first"]] = True
-    run = work.run(gradients, cholesky=broken)
+    run = program(cell).run(given(cell)[1], cholesky=broken)
     assert run.finite.all()
-    parts = work.parts("failures", TRIANGLE)
-    assert {part.leaf for part in parts} >= {*shapes_of(cell)} - {"dense/bias"}
-    refreshes = work.parts("refreshes", ())
-    for part in parts:
-        failed = changes(run.state[:, part.fields["failures"][:, 0]])
-        (side,) = (x for x in refreshes if x.leaf == part.leaf and part.name.startswith(x.name))
-        refreshed = rises(run.state[:, side.fields["refreshes"][:, 0]])
-        assert (failed == broken[:, None] * (1 + refreshed)).all()
-        kept = np.concatenate([part.fields[field] for field in TRIANGLE], axis=1)
-        changed = (run.state[1:, kept] != run.state[:-1, kept]).any(axis=-1)
+    for start, side in run.sides:
+        first, stored = (getattr(x.statistic, "correlation", x.statistic) for x in (start, side))
+        failed = changes(stored.failures)
+        assert (failed == broken[:, None] * (1 + rises(side.refreshes))).all()
+        moved = changed(first, stored, TRIANGLE)[1:]
         # Of order 1 a correlation is constant.
-        assert (changed == ~broken[1:, None]).all() or part.fields["diagonal"].shape[1] == 1
+        assert (moved == ~broken[1:, None]).all() or stored.diagonal.shape[-1] == 1
 
 
 WITHOUT_STATE = [c for c in CELLS if c.row.svd or (c.row.decomposes and not c.row.keeps)]
