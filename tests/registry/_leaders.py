@@ -7,7 +7,7 @@ consist of.
 
 import dataclasses
 import math
-from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
@@ -31,17 +31,10 @@ def of_weights(at: Step) -> float:
     return 5 * math.sqrt(at.m * at.n)
 
 
-def recipe_row(
-    name: str,
-    like: Row,
-    without: Collection[str] = (),
-    more: Collection[str] = (),
-    **fields: object,
-) -> Row:
-    """The row of a recipe: that of a method but for these fields, without or with more traits."""
-    given: dict[str, object] = {"name": name, "optimizer": getattr(recipes, name)}
-    given["traits"] = (like.traits - {"everything", *without}) | {*more}
-    return dataclasses.replace(like, **{**given, **fields})  # pyright: ignore
+def recipe_row(name: str, like: Row, **fields: Any) -> Row:
+    """The row of a recipe: that of a method but for these fields."""
+    found = dataclasses.replace(like, optimizer=getattr(recipes, name), everything=False)
+    return dataclasses.replace(found, name=name, **fields)
 
 
 POLAR = {"longest": lengthened, "longest_repeated": lengthened}
@@ -52,7 +45,7 @@ NORMUON = recipe_row(
     MUON,
     fields=frozenset({"mu", "neurons"}),
     numbers=lambda s: s.m * s.n + s.n,
-    without={"scale free"},  # its ε
+    scale_free=False,  # its ε
     fuzz={},
     **POLAR,
 )
@@ -61,7 +54,7 @@ TURBO_MUON = recipe_row(
     MUON,
     # Not in bfloat16: rounding of 16 bits hides mistakes.
     settings={"method": curvax.polar.newton_schulz(3, coefficients="turbo_muon", norm="aol")},
-    without={"scale free"},  # sums of magnitudes, by whose roots rows are divided
+    scale_free=False,  # sums of magnitudes, by whose roots rows are divided
     fuzz={},
     **POLAR,
 )
@@ -72,7 +65,8 @@ DION = recipe_row(
     decomposes="qr",
     fields=frozenset({"mu", "factor", "failures"}),
     numbers=lambda s: s.m * s.n + s.other * s.r + 1,  # and a count of failures
-    without={"scale free", "narrow"},  # its first factor is random
+    scale_free=False,  # its first factor is random
+    narrow=False,
     fuzz={},
     growth=512.0,  # the condition of the momentum in its subspace
     longest=lambda at: math.sqrt(3 * max(1, at.n / at.m)),
@@ -82,20 +76,19 @@ ON_WEIGHTS = {"longest": of_weights, "longest_repeated": None}
 HYPERBALL_MUON = recipe_row(
     "hyperball_muon",
     MUON,
-    more={"reads weights", "blind to norms"},
+    reads_weights=True,
+    blind_to_norms=True,
     decayed=lambda d, w: 0 * w,
     **ON_WEIGHTS,
 )
 CAUTIOUS_MUON = recipe_row(
     "cautious_muon",
     MUON,
-    more={"reads weights"},
+    reads_weights=True,
     decayed=lambda d, w: np.where(d * w >= 0, w, 0),
     **POLAR,
 )
-LARS = recipe_row(
-    "lars", MUON, more={"reads weights"}, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS
-)
+LARS = recipe_row("lars", MUON, reads_weights=True, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS)
 KL_SOAP = recipe_row(
     "kl_soap",
     SOAP,

@@ -1,8 +1,8 @@
 """A row of the registry: what tests need to know about a method.
 
 All of it stands in the method's docstring or is small settings. Most fields have a default, and the
-suites derive most of their input from a few traits: what a method keeps between refreshes, and on
-which side.
+suites derive most of their input from a few: what a method keeps between refreshes, and on which
+side.
 """
 
 import dataclasses
@@ -22,20 +22,6 @@ Family = Literal[
     "orthogonalized", "scaled, or one-sided", "Kronecker factors", "eigenbases", "low rank"
 ]
 """The groups of methods on pages and in benchmarks, in this order."""
-
-Trait = Literal[
-    "own policy",  # takes `check_every` and `threshold` instead of `refresh`
-    "svd",  # every step computes an SVD
-    "everything",  # vectors, biases and scalars are matrices too
-    "spares output layer",  # sends the output layer to AdamW by default
-    "base",  # a base optimizer takes its direction as a gradient
-    "after the matrices",  # momentum of the tree's updates, after `on_matrices`
-    "random",  # draws random numbers, which differ between dtypes
-    "blind to norms",  # the norm of a matrix stays
-    "scale free",  # bitwise equal for a gradient times a power of two
-    "reads weights",  # updates depend on the parameters, which `update` needs
-    "narrow",  # a momentum of the matrix's size has the dtype of the parameters
-]
 
 # What each policy can refresh, by what it examines.
 POLICIES: Mapping[str, tuple[Kept, ...]] = {
@@ -95,10 +81,6 @@ class Size(NamedTuple):
         return self.other * self.r
 
 
-def _has(trait: Trait) -> Any:
-    return property(lambda row: trait in row.traits)
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Row:
     """Everything that the suites know about one method."""
@@ -111,7 +93,17 @@ class Row:
     keeps: Kept | None = None  # what it refreshes
     # Of a refresh, "" for none; by default "eigh" for roots and bases.
     decomposes: str | None = None
-    traits: frozenset[Trait] = frozenset()
+    own_policy: bool = False  # takes `check_every` and `threshold` instead of `refresh`
+    svd: bool = False  # every step computes an SVD
+    everything: bool = False  # vectors, biases and scalars are matrices too
+    spares_output_layer: bool = False  # sends the output layer to AdamW by default
+    base: bool = False  # a base optimizer takes its direction as a gradient
+    after_the_matrices: bool = False  # momentum of the tree's updates, after `on_matrices`
+    random: bool = False  # draws random numbers, which differ between dtypes
+    blind_to_norms: bool = False  # the norm of a matrix stays
+    scale_free: bool = False  # bitwise equal for a gradient times a power of two
+    reads_weights: bool = False  # updates depend on the parameters, which `update` needs
+    narrow: bool = False  # a momentum of the matrix's size has the dtype of the parameters
     fields: frozenset[str] = frozenset()  # state fields besides `FIELDS[keeps]`
     numbers: Callable[[Size], int]  # in the state of a matrix, as the papers count them
 
@@ -159,24 +151,11 @@ class Row:
         """Its name in text: what stands before the colon in the docstring of its file."""
         return (sys.modules[self.optimizer.__module__].__doc__ or "").partition(":")[0]
 
-    # Properties that follow from the traits.
-
     @property
     def direction(self) -> Callable[..., Any]:
         """`curvax.scale_by_<name>`, or what the optimizer of a recipe is made of."""
         own = getattr(self.optimizer, "direction", None)
         return own or getattr(curvax, f"scale_by_{self.name}")
-
-    own_policy = _has("own policy")
-    svd = _has("svd")
-    everything = _has("everything")
-    spares_output_layer = _has("spares output layer")
-    base = _has("base")
-    after_the_matrices = _has("after the matrices")
-    random = _has("random")
-    scale_free = _has("scale free")
-    reads_weights = _has("reads weights")
-    blind_to_norms = _has("blind to norms")
 
     @property
     def on_weights(self) -> bool:
@@ -278,7 +257,7 @@ class Row:
           itemsize: bytes per entry of a parameter.
         """
         size = self.size(m, n, self.settings.get("rank", 0), self.settings)
-        momentum = (4 - itemsize) * m * n if "narrow" in self.traits else 0
+        momentum = (4 - itemsize) * m * n if self.narrow else 0
         each = 4 * len(("checks", "refreshes", "indefinite", "rejected", "restarted"))
         counted = {
             None: 0,
