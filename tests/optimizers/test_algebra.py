@@ -8,23 +8,14 @@ in float64. The bound follows from what the cell's codes lose (`algebra.py`):
 
 So dense cells are compared up to rounding, moments in 8 bits up to a few percent. In 4 bits a basis
 is itself off by a tenth and enters an update four times: that bound is coarse for `soap`, whose
-8-bit cells are the sharp ones. What error feedback adds is smaller than a code here: only its bytes
-tell it (test_shampoo_4bit_references.py compares its codes). What float64 shares with the cell, the
-files `test_*_references.py` compare with other implementations.
-
-By default the bytes of a sample of cells are checked, every value of every factor among them, and a
-few cells are run. All cells:
-
-    CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_algebra.py
+8-bit cells are the sharp ones. What error feedback adds is smaller than a code here
+(test_shampoo_4bit_references.py compares its codes).
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +31,7 @@ from tests import fault_model
 from tests.algebra import POSITIVE, ROUNDING, SIGNED, Twin, coding_errors, leaves_in, trajectory
 from tests.cells import cells
 from tests.helpers import with_spectrum
-from tests.registry import ADAPTIVE, NAMED, REGISTRY, Row
+from tests.registry import ADAPTIVE, NAMED, REGISTRY
 
 SAFETY = 1.5
 """For codes that move things in worse directions than the draws."""
@@ -67,19 +58,6 @@ ONE_BY_ONE = ("quantized8", "feedback", "packed")  # decoded as large matrices a
 VALUES = {"refresh": REFRESH, "storage": STORAGE}
 MOMENTS = ("plain", "coded")
 
-
-def storages(row: Row) -> Sequence[str]:
-    """Those that say something for a method: there has to be a symmetric factor to store."""
-    return tuple(STORAGE) if row.factors else ()
-
-
-REFUSED = [
-    (row.name, argument, value)
-    for argument, values in VALUES.items()
-    for row in REGISTRY
-    for value in values
-    if value not in (row.policies if argument == "refresh" else storages(row))
-]
 
 # The cells.
 
@@ -123,7 +101,9 @@ def is_moment(path: str, leaf: Any) -> bool:
 ALL = [
     Cell(row.name, *values)
     for row in REGISTRY
-    for values in itertools.product(row.policies or (None,), storages(row) or (None,), MOMENTS)
+    for values in itertools.product(
+        row.policies or (None,), STORAGE if row.factors else (None,), MOMENTS
+    )
 ]
 
 
@@ -223,7 +203,6 @@ def test_a_cell_is_its_method_in_float64_but_for_what_its_codes_lose(
 
 @pytest.mark.parametrize("cell", SAMPLE, ids=str)
 def test_a_cell_keeps_codes(cell: Cell) -> None:
-    """Moments in the bytes that `quantize_state` says; tests of the storages count theirs."""
     state, full = (jax.eval_shape(x.make().init, given(x.method)[0]) for x in (cell, cell.in_full))
     size, whole = (
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(t)) for t in (state, full)
@@ -231,21 +210,6 @@ def test_a_cell_keeps_codes(cell: Cell) -> None:
     codes = leaves_in(state, ["codes"])["codes"]
     assert {x.dtype for x in codes} <= {np.dtype(np.uint8)}
     assert bool(codes) == (size < whole) == (cell != cell.in_full)
-    if cell.moments == "coded" and cell.storage in (None, "dense"):
-        for x in itertools.chain(*leaves_in(full, (*SIGNED, *POSITIVE)).values()):
-            *batch, m, n = (1, *x.shape) if x.ndim == 1 else x.shape
-            tiles = -(-m // BLOCK) * -(-n // BLOCK)
-            whole -= x.size * (x.dtype.itemsize - MOMENT_BITS // 8) - 4 * math.prod(batch) * tiles
-        assert size == whole
-
-
-@pytest.mark.parametrize(("method", "argument", "value"), REFUSED)
-def test_what_means_nothing_is_refused(method: str, argument: str, value: str) -> None:
-    """By the argument's name; some methods do not have the argument at all."""
-    row = NAMED[method]
-    has_argument = argument in inspect.signature(row.optimizer).parameters
-    with pytest.raises(ValueError if has_argument else TypeError, match=rf"\b{argument}\b"):
-        row.optimizer(1.0, **{**row.for_algebra(), argument: VALUES[argument][value]})
 
 
 def test_every_value_is_in_the_sample() -> None:

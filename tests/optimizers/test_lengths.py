@@ -242,27 +242,6 @@ def test_bounds_are_of_directions_not_of_gradients() -> None:
     assert max(bounds.values()) < 1e-6 * length
 
 
-@pytest.mark.parametrize("method", ["racs", "galore"])
-def test_a_thousand_tiny_leaves_are_one_stack(method: str) -> None:
-    """Also with a random key for each of them."""
-    leaves = {f"layer_{i:03}": {"kernel": np.full((2, 2), 1 + i, np.float32)} for i in range(1_000)}
-    optimizer = NAMED[method].make(1.0)
-
-    def ends(gradients: Any) -> Any:  # of all other updates XLA compiles nothing: 6 ms each
-        state = optimizer.init(gradients)
-        updates, after = optimizer.update(gradients, state, gradients)
-        assert len(jax.tree.leaves(state)) < 20
-        assert jax.tree.structure(updates) == jax.tree.structure(gradients)
-        assert jax.tree.structure(after) == jax.tree.structure(state)
-        return updates["layer_000"]["kernel"], updates["layer_999"]["kernel"]
-
-    if method == "racs":
-        for update in jax.jit(ends)(leaves):
-            np.testing.assert_allclose(update, -0.05 / 0.1 * np.ones((2, 2)), rtol=1e-5)
-    else:
-        jax.eval_shape(ends, leaves)
-
-
 # Root mean squares of methods that limit them, and of the same methods without a limit.
 
 M, N = 32, 64
