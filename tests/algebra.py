@@ -26,6 +26,7 @@ from curvax.transforms._counts import Counts
 from curvax.transforms.storage._cholesky import Cholesky
 from curvax.transforms.storage._packed import Packed
 from curvax.transforms.storage._quantized import Quantized
+from tests.reference.packed import Packing, load_basis, load_root, store_basis, store_root
 from tests.reference.shampoo_4bit import linear2_codebook
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
@@ -220,20 +221,10 @@ def _coded_squares(x: np.ndarray, storage: Quantized) -> np.ndarray:
 
 def _packed(x: np.ndarray, storage: Packed) -> np.ndarray:
     """Symmetric matrices or bases of which a triangle is quantized."""
+    packing = Packing(storage.codec.bits, storage.codec.block, dtype=np.float64)
     if np.allclose(x, x.swapaxes(-1, -2)):
-        lower = _coded_squares(np.tril(x, -1), storage)
-        return lower + lower.swapaxes(-1, -2) + np.eye(x.shape[-1]) * x
-    return np.stack([_reflected(u, storage) for u in x])
-
-
-def _reflected(u: np.ndarray, storage: Packed) -> np.ndarray:
-    """A basis, made of quantized Householder vectors."""
-    v = np.tril(np.linalg.qr(u, mode="raw")[0].T, -1)
-    length = np.maximum(np.abs(v).max(axis=0), 2.0**-20)
-    product = np.eye(len(u))
-    for column in (_coded_squares(v / length, storage) + np.diag(1 / length)).T:
-        product -= 2 * np.outer(product @ column, column) / (column @ column)
-    return product * np.sign(np.sum(product * u, axis=0))
+        return np.stack([load_root(store_root(root, packing), packing) for root in x])
+    return np.stack([load_basis(store_basis(basis, packing), packing) for basis in x])
 
 
 def _coded_triangles(x: np.ndarray, storage: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,5 @@
 """Derivatives through updates: of a loss after two steps, by what the gradients depend on."""
 
-import functools
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from tests.registry import REGISTRY, Row
 # With as many columns as rows no factor has an eigenvalue of 0, twice or more often, where
 # eigenvectors have no derivative.
 SHAPES = {"a": {"kernel": (5, 5)}, "b": {"kernel": (5, 5)}, "bias": (4,)}
-COMPILED = cells(REGISTRY, of=17)
 
 
 def trees(seed: int, dtype: Any) -> Any:
@@ -44,16 +42,8 @@ def after_two_steps(row: Row, params: Any, target: Any) -> Any:
     return distance(end, params)
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
-def test_two_jitted_steps_have_derivatives_in_reverse_mode(row: Row) -> None:
-    params, target = trees(0, jnp.float32), trees(1, jnp.float32)
-    loss = functools.partial(after_two_steps, row, params)
-    found = jax.eval_shape(jax.jit(jax.grad(loss)), target)
-    assert jax.tree.structure(found) == jax.tree.structure(target)
-
-
-@pytest.mark.parametrize("row", COMPILED, ids=lambda row: row.name)
-def test_they_are_those_of_differences(row: Row) -> None:
+@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
+def test_derivatives_of_two_jitted_steps_are_those_of_differences(row: Row) -> None:
     with jax.enable_x64(True):
         params, target, along = (trees(seed, jnp.float64) for seed in range(3))
         loss = jax.jit(lambda target: after_two_steps(row, params, target))
@@ -86,7 +76,8 @@ OF_ZEROS = {
     "limit_norm_growth": curvax.limit_norm_growth(1.01),
     "qr_svd": curvax.orthogonalize("qr_svd"),
     "foam": curvax.scale_by_foam(),
-    "kl_shampoo": curvax.scale_by_kl_shampoo(),
+    # On one side: the other has the same program.
+    "kl_shampoo": curvax.scale_by_kl_shampoo(side="left"),
     "osgdm": curvax.scale_by_osgdm(),
     "sumo": curvax.scale_by_sumo(rank=2),
     "fira": curvax.scale_by_fira(rank=2),  # whose direction has GaLore's as a part
@@ -133,7 +124,7 @@ def test_a_length_of_zero_has_a_derivative_in_the_next_step() -> None:
 
 def test_eigenbases_without_a_limit_have_derivatives_in_reverse_mode() -> None:
     direction = curvax.in_eigenbasis(
-        curvax.moment_ratio(eps=1e-8), refresh=curvax.every(10), method="qr"
+        curvax.moment_ratio(eps=1e-8), refresh=curvax.every(10), method="qr", side="left"
     )
     g, along = (jnp.asarray(np.random.default_rng(s).normal(size=(3, 3))) for s in range(2))
     state = direction.init(g)

@@ -20,7 +20,7 @@ from jax.interpreters import partial_eval
 
 import curvax
 from curvax import eigenbases, grafts, polar, policies, subspaces, weights
-from curvax.transforms._validate import Flag, Integer, Number, OneOf, Rule, rules_of
+from curvax.transforms._validate import MODULES, Flag, Integer, Number, OneOf, Rule, rules_of
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
 from curvax.transforms.linalg._products import LEVELS
@@ -200,18 +200,14 @@ TESTED_BY: dict[Any, Any] = {  # by the kind of a value: the direction that show
     "eigenbases.qr": _in(SOAP, "method", refresh=policies.diagonal_residual(2)),
     "policies.below_norm": _in(curvax.scale_by_sumo, "refresh", rank=2),
 }
-MODULES = {
-    **{"eigenbases": eigenbases, "grafts": grafts, "polar": polar, "policies": policies},
-    **{"subspaces": subspaces, "weights": weights},
-}
 NO_PARTS = {"policies.damping_proxy", "policies.residual_and_diagonal", "weights.chain"}
 """Functions of arrays, and what has values alone."""
 
 PARTS = [
     *(
         f"{module}.{name}"
-        for module, functions in MODULES.items()
-        for name, factory in vars(functions).items()
+        for module in MODULES
+        for name, factory in vars(getattr(curvax, module)).items()
         if inspect.isfunction(factory) and inspect.signature(factory).parameters
     ),
     *("products", "dense", "quantized", "cholesky", "packed", "blend", "trust_gate", "momentum"),
@@ -220,22 +216,13 @@ PARTS = [
 ]
 """Whatever is made of options: the values, and the directions that more than one method has."""
 
-ALL_CODED = {"min_elements": 1}
-PERIOD, INNER = {"refresh": curvax.every(2)}, {"inner": curvax.moment_ratio()}
-GIVEN: dict[str, dict[str, Any]] = {
-    "weights.decay": {"weight_decay": 0.1},
-    "weights.floor": {"share": 0.25},
-    "policies.every": {"k": 2},
-    "policies.below_norm": {"threshold": 1.0},
-    **dict.fromkeys(("quantized", "cholesky", "packed"), ALL_CODED),
-    "blend": {"first": FIRST, "second": SECOND, "weights": (0.5, 0.5)},
-    "cautious_updates": {"direction": curvax.moment_ratio()},
-    "scale_by_dion": {"rank": 2},
-    "in_eigenbasis": {**INNER, **PERIOD},
-    "precondition": PERIOD,
-    "in_subspace": {**INNER, **PERIOD, "rank": 2, "basis": RANDOM},
+NEEDED: dict[str, Any] = {
+    **{"weight_decay": 0.1, "share": 0.25, "k": 2, "threshold": 1.0, "rank": 2, "basis": RANDOM},
+    **{"first": FIRST, "second": SECOND, "weights": (0.5, 0.5), "refresh": curvax.every(2)},
+    **dict.fromkeys(("inner", "direction"), curvax.moment_ratio()),
+    "min_elements": 1,  # which lets the arguments of storages act
 }
-"""What a part needs, or what lets its arguments act."""
+"""What parts need."""
 
 LONGER, CODED = {"refresh": curvax.every(3)}, {"bits": 8, "map": "linear", "min_elements": 4096}
 SWITCHED, PRESET = {"finder": subspaces.svd()}, {"coefficients": "classical"}
@@ -263,14 +250,17 @@ REFUSES = {"in_subspace": {"clamp_rank"}}
 
 @pytest.mark.parametrize("name", cells((x for x in PARTS if x not in NO_PARTS), of=5))
 def test_every_argument_of_a_part_changes_something(name: str) -> None:
-    factory, given = operator.attrgetter(name)(curvax), GIVEN.get(name, {})
+    factory = operator.attrgetter(name)(curvax)
+    parameters = inspect.signature(factory).parameters
+    needed = {n for n, x in parameters.items() if x.default is x.empty or n == "min_elements"}
+    given = {n: NEEDED[n] for n in needed}
     kinds = (x for x in TESTED_BY if isinstance(x, type) and isinstance(factory(**given), x))
     within = TESTED_BY.get(name) or TESTED_BY[next(kinds)]
 
     def make(**settings: Any) -> Any:
         return curvax.assemble(within(factory(**{**given, **settings})), 0.1)
 
-    own = [x for x in inspect.signature(factory).parameters if x not in REFUSES.get(name, ())]
+    own = [x for x in parameters if x not in REFUSES.get(name, ())]
     assert not without_effect(factory, make, own, given=given, **OF_PARTS.get(name, {}))
 
 
@@ -290,12 +280,16 @@ def test_a_mask_stays_while_a_decay_that_is_scheduled_is_zero() -> None:
     assert optimizer.init({"x": jnp.ones((2, 2))})
 
 
-OF_SWITCHING = {"complement", "full_basis", "gaussian_mix"}
+def values_of(module: Any, names: str) -> dict[Any, Any]:
+    """What functions of a module give without arguments, by their names."""
+    return {name: getattr(module, name)() for name in names.split()}
+
+
 NAMED: dict[str, tuple[Any, dict[Any, Any]]] = {
-    "method": (POLAR_METHODS, {x: getattr(polar, x)() for x in polar.__all__[1:]}),
+    "method": (POLAR_METHODS, values_of(polar, " ".join(polar.__all__[1:]))),
     "basis method": (
         ROOT_METHODS,
-        {x: getattr(eigenbases, x)() for x in ("eigh", "qr", "rotations")}
+        values_of(eigenbases, "eigh qr rotations")
         | {x: eigenbases.stored_roots(x) for x in ("products", "coupled_newton", "newton_schulz")}
         | {None: ROOT_METHODS[None]},
     ),
@@ -304,16 +298,15 @@ NAMED: dict[str, tuple[Any, dict[Any, Any]]] = {
         {x: curvax.products(step=x, statistics=x, refresh=x) for x in LEVELS}
         | {None: curvax.products()},
     ),
-    "graft": (GRAFTS, {x: getattr(grafts, x)() for x in grafts.__all__[1:]} | {None: None}),
-    "weights": (WEIGHTS, {x: getattr(weights, x)() for x in ("hyperball", "brake")} | {None: None}),
+    "graft": (GRAFTS, values_of(grafts, " ".join(grafts.__all__[1:])) | {None: None}),
+    "weights": (WEIGHTS, values_of(weights, "hyperball brake") | {None: None}),
     "compensation": (
         COMPENSATIONS,
-        {"optimal": subspaces.optimal(), "fira": subspaces.fira(), "fira+": subspaces.fira_plus()}
-        | {None: None},
+        values_of(subspaces, "optimal fira") | {"fira+": subspaces.fira_plus(), None: None},
     ),
     "switching": (
         SWITCHING,
-        {x: getattr(subspaces, x)() for x in OF_SWITCHING}
+        values_of(subspaces, "complement full_basis gaussian_mix")
         | {"none": subspaces.iterated(), "evd": subspaces.svd()}
         | {"gaussian": subspaces.gaussian(normalized=True)},
     ),
