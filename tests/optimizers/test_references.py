@@ -16,7 +16,7 @@ import pytest
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_close, run_scanned, weights_of_steps
+from tests.helpers import assert_close, at, scanned, weights_of_steps
 from tests.reference.cautious import cautious_weight_decay, hyperball
 from tests.reference.dion import dion
 from tests.reference.eigenvalue_corrected import eigenvalue_corrected
@@ -36,7 +36,7 @@ from tests.reference.swan import swan
 from tests.registry import METHODS, Row
 from tests.shared.factors import statistic_of
 from tests.shared.soap import STEPS, growing_gradients, soap_gradients
-from tests.shared.transcriptions import Case, Gradients, assert_follows, by_period, of_smaller
+from tests.shared.transcriptions import Case, assert_follows, by_period, of_smaller
 
 INF = float("inf")
 NEWTON_SCHULZ = 3.4445**5  # five iterations multiply small singular values by 3.4445
@@ -161,6 +161,7 @@ CASES: dict[str, Case] = {
         )
         for name, (ours, theirs, settings) in MUON.items()
     },
+    "SWAN": Case(curvax.scale_by_swan(method="svd"), swan, NORMAL, factor=256.0),
     "SWAN by Newton-Schulz": Case(
         curvax.scale_by_swan(method=PRINTED_SWAN),
         functools.partial(swan, method="newton_schulz"),
@@ -380,14 +381,13 @@ def test_directions_follow_the_transcription(name: str) -> None:
 # With a first state, weights or a learning rate
 
 
-def as_steps(gradients: Gradients) -> list[dict[str, np.ndarray]]:
-    return [dict(zip(gradients, g, strict=True)) for g in zip(*gradients.values(), strict=True)]
+TOGETHER = {name: np.stack(gradients) for name, gradients in GRADIENTS.items()}
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_dion_follows_the_transcription(side: str) -> None:
     direction = curvax.recipes.dion.direction(rank=3, b1=0.9, side=side)
-    states, _ = jax.jit(direction.init)(as_steps(GRADIENTS)[0])
+    states, _ = jax.jit(direction.init)(at(TOGETHER, 0))
     first = {shape: states[name].factor for name, shape in SHAPES.items()}
     of_shape = scaled(lambda m, n: np.sqrt(max(1, n / m)), dion)
 
@@ -401,10 +401,10 @@ def test_dion_follows_the_transcription(side: str) -> None:
 def test_lars_follows_the_transcription() -> None:
     direction = curvax.recipes.lars.direction(b1=0.9, scale=0.3)
     weights = {name: gradients[0] + 1 for name, gradients in GRADIENTS.items()}
-    found, _ = run_scanned(direction, as_steps(GRADIENTS), weights)
+    found, _ = scanned(direction)(TOGETHER, params=weights)
     for name in SHAPES:
         expected, _ = lars(GRADIENTS[name], weights[name], phi=lambda z: 0.3 * z)
-        assert_close([d[name] for d in found], expected, 64)
+        assert_close(found[name], np.stack(expected), 64)
 
 
 ON_WEIGHTS = {
@@ -427,7 +427,7 @@ ON_WEIGHTS = {
 def test_weights_follow_the_transcription(name: str) -> None:
     optimizer, theirs = ON_WEIGHTS[name]
     weights = {name: gradients[-1] for name, gradients in GRADIENTS.items()}
-    found = weights_of_steps(optimizer, weights, as_steps(GRADIENTS))
+    found = weights_of_steps(optimizer, weights, TOGETHER)
     for name, own in GRADIENTS.items():
         _, states = theirs(own, weights[name])
         assert_close(list(found[name]), [state["W"] for state in states], 64)
@@ -521,13 +521,13 @@ def test_soap_with_warm_qr_is_eigenvalue_corrected_shampoo(method: str, kind: st
         refresh=curvax.policies.diagonal_residual(1, TOLERANCE),
         limit=INF,
     )
-    found, states = run_scanned(ours, as_steps(gradients))
+    found, states = scanned(ours)({name: np.stack(own) for name, own in gradients.items()})
     for name, own in gradients.items():
         expected, kept = eigenvalue_corrected(own, tolerance=TOLERANCE, method=method, **settings)
         for side in ("left",) if name == "graded" else ("left", "right"):
             renewed = [state[f"new_{side[0].upper()}"] for state in kept]
             assert 3 < sum(renewed) < len(renewed), (name, side)
-            counts = [getattr(state[name], side).refreshes for state in states]
+            counts = getattr(states[name], side).refreshes
             assert np.diff([0, *counts]).tolist() == [int(x) for x in renewed], (name, side)
         if name == "graded":
             assert method == "eigh" or max(state["iterations_L"] for state in kept) > 1
@@ -535,4 +535,4 @@ def test_soap_with_warm_qr_is_eigenvalue_corrected_shampoo(method: str, kind: st
         for t in range(name == "graded", len(own)):
             turned = 1e3 + max(over_gap(kept[t][side]) for side in "LR")
             condition = 1e5 if name == "graded" else turned
-            assert_close(found[t][name], expected[t], 64, condition=condition)
+            assert_close(found[name][t], expected[t], 64, condition=condition)
