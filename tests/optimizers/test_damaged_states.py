@@ -16,11 +16,11 @@ from curvax.transforms.linalg._numerics import magnitude
 from tests.algebra import leaves_in
 from tests.cells import cells
 from tests.fault_model import CELLS, Cell
-from tests.helpers import gradients_like
+from tests.helpers import gradients_like, stacked
 from tests.shared.damage import damaged
 from tests.shared.reports import table
 
-PERIOD, BEFORE, AFTER = 4, 5, 9
+PERIOD, STEPS = 4, 9  # before the damage, and after it
 PARAMS = {
     "a": {"kernel": np.ones((4, 6), np.float32)},
     "b": {"kernel": np.ones((4, 6), np.float32)},  # in the stack of `a`
@@ -32,22 +32,17 @@ without a trace in the direction, and OSGDM's momentum is behind the matrices.""
 
 
 @functools.cache
-def given(cell: Cell) -> tuple[Any, Any, Any, list[Any]]:
-    """The optimizer, its compiled step, its state after a few steps, and further gradients."""
+def given(cell: Cell) -> tuple[Any, Any, Any, Any]:
+    """The optimizer, a program for some steps, the state after them, and further gradients."""
     optimizer = cell.make(0.1, PERIOD)
-    gradients = gradients_like(PARAMS, BEFORE + AFTER)
-    step, state = jax.jit(optimizer.update), jax.jit(optimizer.init)(PARAMS)
-    for gradient in gradients[:BEFORE]:
-        _, state = step(gradient, state, PARAMS)
-    return optimizer, step, jax.tree.map(np.asarray, state), gradients[BEFORE:]
+    first, second = (stacked(gradients_like(PARAMS, STEPS, seed)) for seed in range(2))
 
+    def step(state: Any, gradient: Any) -> Any:
+        return optimizer.update(gradient, state, PARAMS)[::-1]
 
-def continued(step: Any, state: Any, gradients: list[Any]) -> tuple[list[Any], Any]:
-    updates = []
-    for gradient in gradients:
-        update, state = step(gradient, state, PARAMS)
-        updates.append(jax.tree.map(np.asarray, update))
-    return updates, state
+    run = jax.jit(lambda state, gradients: jax.lax.scan(step, state, gradients))
+    state, _ = jax.device_get(run(jax.jit(optimizer.init)(PARAMS), first))
+    return optimizer, run, state, second
 
 
 def is_finite(tree: Any) -> bool:
@@ -63,25 +58,24 @@ def restarts(state: Any) -> int:
 @each(cells(CELLS, of=60))
 def test_a_damaged_state_heals(cell: Cell, value: float) -> None:
     """At most one update is zero; no other matrix, in the same stack or not, notices."""
-    optimizer, step, state, gradients = given(cell)
-    clean, end = continued(step, state, gradients)
+    optimizer, run, state, gradients = given(cell)
+    end, clean = jax.device_get(run(state, gradients))
     reported = None
     for place, spoiled in damaged(state, value):
         if cell.method != "soap" and any(f".{name}" in place for name in OF_OPTAX):
             continue
-        updates, after = continued(step, spoiled, gradients)
+        after, updates = jax.device_get(run(spoiled, gradients))
         assert is_finite((updates, after)), place
         struck = "tall" if "'6x4'" in place else "a"
-        moves = [bool(update[struck]["kernel"].any()) for update in updates]
+        moves = updates[struck]["kernel"].any(axis=(1, 2))
         assert all(moves[1:]), f"{place}: {moves}"
         if not moves[0] or re.search(r"\['\dx\d'\].*\.(statistic|tracked)$", place):
             assert restarts(after) > restarts(end), place
             reported = f"{struck}/kernel", after
         for name in PARAMS.keys() - {struck}:
-            for ours, theirs in zip(updates, clean, strict=True):
-                assert np.array_equal(ours[name]["kernel"], theirs[name]["kernel"]), place
+            assert np.array_equal(updates[name]["kernel"], clean[name]["kernel"]), place
     if reported:
-        counts = table(curvax.report(optimizer, PARAMS, jax.device_get(reported[1])))[reported[0]]
+        counts = table(curvax.report(optimizer, PARAMS, reported[1]))[reported[0]]
         assert counts["restarted"].endswith("1")
 
 
