@@ -70,11 +70,9 @@ class Case(NamedTuple):
 shampoo = functools.partial(curvax.scale_by_shampoo, statistics_every=1, b2=0.9)
 ABSOLUTE: dict[str, Any] = {"graft": None, "root": 2, "damping_mode": "absolute", "initial": 0.0}
 ONCE: dict[str, Any] = {"rank": 3, "refresh": curvax.every(10**6)}
-EXPRESS = curvax.polar.newton_schulz(coefficients="polar_express")
 TWO = curvax.every(2)
 CASES = {
     "Muon": Case(curvax.scale_by_muon(), "T QR", condition=NEWTON_SCHULZ),
-    "Muon by Polar Express": Case(curvax.scale_by_muon(method=EXPRESS), "T QR"),
     "exact Muon": Case(curvax.scale_by_muon(method="svd"), "T QR"),
     "OSGDM": Case(curvax.scale_by_osgdm(), "T QR"),
     "RACS": Case(curvax.scale_by_racs(), "P", "QR"),
