@@ -16,6 +16,7 @@ from tests.cells import cells
 from tests.helpers import at, scanned
 from tests.shared.damage import damaged
 from tests.shared.factors import factors_of, statistic_of
+from tests.shared.programs import text_for
 from tests.shared.soap import soap_trajectory
 
 INF = float("inf")
@@ -228,8 +229,7 @@ def test_no_program_for_an_accelerator_decomposes(name: str, platform: str) -> N
     for method, decomposes in ({None: False} | asked).items():
         options = {} if method is None else {"method": method}
         made = getattr(curvax, f"scale_by_{name}")(**options)
-        update = jax.jit(made.update).trace(x, jax.eval_shape(made.init, x), x)
-        text = update.lower(lowering_platforms=(platform,)).as_text()
+        text = text_for(platform, made.update, x, jax.eval_shape(made.init, x), x)
         assert any(x in text for x in DECOMPOSITIONS) == decomposes, method
 
 

@@ -15,6 +15,7 @@ from curvax.transforms._side import Side
 from curvax.transforms.linalg import _by_products, _loops, _polar, _products
 from curvax.transforms.refresh import _due
 from tests.helpers import assert_close, normal_like
+from tests.shared.programs import text_for
 from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
@@ -33,14 +34,9 @@ FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
-PLATFORMS = ("cpu", "cuda", "tpu")
-
-
 def programs(f: Callable[[jax.Array], jax.Array]) -> dict[str, str]:
     """What XLA takes, for a stack, on each platform."""
-    anew = jax.jit(lambda x: f(x))  # the number of devices is not part of a trace's key
-    traced = anew.trace(STACK)
-    return {x: traced.lower(lowering_platforms=(x,)).as_text() for x in PLATFORMS}
+    return {x: text_for(x, f, STACK) for x in ("cpu", "cuda", "tpu")}
 
 
 def has_products_of_stacks(text: str) -> bool:

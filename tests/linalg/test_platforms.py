@@ -22,6 +22,7 @@ from curvax.transforms.linalg import (
 )
 from tests.cells import cells
 from tests.helpers import assert_close, orthogonal, with_spectrum
+from tests.shared.programs import text_for
 from tests.tpu_forms import forms_of_tpus
 
 EPS = float(np.finfo(np.float32).eps)
@@ -299,7 +300,7 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
         "cholesky": _cholesky.lower_factor,
     }
     for name, f in functions.items():
-        text = jax.jit(f).trace(shape).lower(lowering_platforms=("tpu",)).as_text()
+        text = text_for("tpu", f, shape)
         assert set(re.findall(r"custom_call @(\w+)", text)) <= {"Eigh"}, name
         for kind, width in WIDEST.items():
             found = re.findall(rf"stablehlo\.{kind}\b.*-> tensor<.*?x(\d+)xf32>", text)
@@ -309,8 +310,7 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
 
 def calls_on_a_gpu(f, *shape: int) -> set[tuple[str, str]]:
     """The libraries' functions in a program for a GPU, and the first operand of each."""
-    given = jax.ShapeDtypeStruct(shape, jnp.float32)
-    text = jax.jit(f).trace(given).lower(lowering_platforms=("cuda",)).as_text()
+    text = text_for("cuda", f, jax.ShapeDtypeStruct(shape, jnp.float32))
     calls = re.findall(r"custom_call @(\w+)\(.*: \(tensor<([\dx]+)xf32>", text)
     return {(name, operand) for name, operand in calls if name.startswith("cu")}
 
@@ -319,8 +319,8 @@ def test_programs_for_a_gpu_have_no_svd(on_a_tpu):
     """cuSOLVER's go one after the other, and take ten to a hundred times as long as products."""
     on_a_tpu.close()
     for f in (curvax.polar_svd, _polar.polar_qr_svd, curvax.polar_qdwh):
-        assert not calls_on_a_gpu(lambda x, f=f: f(x), 9, 20, 30)
-    names = {name for name, _ in calls_on_a_gpu(lambda x: _eigh.thin_svd(x), 20, 30)}
+        assert not calls_on_a_gpu(f, 9, 20, 30)
+    names = {name for name, _ in calls_on_a_gpu(_eigh.thin_svd, 20, 30)}
     assert any("syevd" in name for name in names) and not any("svd_" in name for name in names)
 
 
@@ -329,6 +329,6 @@ def test_gpus_take_many_matrices_at_once_and_a_few_in_turn(function, on_a_tpu):
     """A batched QR of cuBLAS takes many times as long as a loop of single ones."""
     on_a_tpu.close()
     f = {"bases": _qr.bases_of, "reflectors": _qr.reflectors_of}[function]
-    few = calls_on_a_gpu(lambda x: f(x), _qr.MANY - 1, 30, 30)
+    few = calls_on_a_gpu(f, _qr.MANY - 1, 30, 30)
     assert {operand for name, operand in few if "geqrf" in name} == {"30x30"}
-    assert not calls_on_a_gpu(lambda x: f(x), _qr.MANY, 30, 30)
+    assert not calls_on_a_gpu(f, _qr.MANY, 30, 30)

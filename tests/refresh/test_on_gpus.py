@@ -16,6 +16,7 @@ from curvax.transforms.linalg import _loops, _qr
 from curvax.transforms.storage import _quantized
 from tests.cells import cells
 from tests.helpers import assert_close
+from tests.shared.programs import text_for
 from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -54,9 +55,7 @@ def stack(number: int = NUMBER, shape: tuple[int, ...] = SHAPE) -> Any:
 def program(transformation: Any, platform: str, stack: Any) -> str:
     """The StableHLO of a step."""
     state = jax.eval_shape(transformation.init, stack)
-    update = lambda g, s: transformation.update(g, s)  # noqa: E731  # traced anew
-    traced = jax.jit(update).trace(stack, state)
-    return traced.lower(lowering_platforms=(platform,)).as_text()
+    return text_for(platform, transformation.update, stack, state)
 
 
 def decomposed(text: str) -> set[int]:
@@ -223,12 +222,9 @@ def test_gpus_alone_take_several(
     platform: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_loops, "VISITED", _loops.Groups(4 * math.prod(SHAPE)))
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    step = jax.jit(
-        lambda x, count: _loops.visit_all(
-            lambda x, _: jnp.sin(x), x, (NUMBER,), count, numbers=math.prod(SHAPE)
-        )
+    sines = lambda x, count: _loops.visit_all(  # noqa: E731
+        lambda x, _: jnp.sin(x), x, (NUMBER,), count, numbers=math.prod(SHAPE)
     )
-    text = step.trace(stack()["kernel"], count).lower(lowering_platforms=(platform,)).as_text()
+    text = text_for(platform, sines, stack()["kernel"], jax.ShapeDtypeStruct((), jnp.int32))
     entry = "8x12" if rounds == NUMBER else f"{NUMBER // rounds}x8x12"
     assert re.findall(r"stablehlo.sine .* : tensor<([\dx]+)xf32>", text) == [entry]
