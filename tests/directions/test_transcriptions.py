@@ -60,9 +60,6 @@ def exactly_balanced(beta: float) -> Case:
     return Case(ours, theirs, FULL_RANK, 1e4)
 
 
-# Blends of the momentum and its approximate polar factor
-
-
 POLAR = curvax.orthogonalize(curvax.polar.newton_schulz(3, eps=0.0))
 MUON = curvax.scale_by_muon(b1=0.9, nesterov=False, method=curvax.polar.newton_schulz(3, eps=0.0))
 MOMENTUM = curvax.momentum(0.9)
@@ -129,9 +126,6 @@ def gated(floor_end: int, fade_end: int) -> Case:
         return 1 - share, share
 
     return Case(ours, functools.partial(blended, weights=weights), ONE, 4 * AMPLIFIED**3)
-
-
-# Cautious updates, and MARS' corrected gradients
 
 
 def cautious(rescale: bool, scale: Any) -> Case:

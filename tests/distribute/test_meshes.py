@@ -113,9 +113,6 @@ def test_inside_shard_map(kind: str) -> None:
     assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
-# Ways of running
-
-
 @explicit_by_default
 def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> None:
     """A state that could not be used would be a warning, and so an error."""
@@ -169,9 +166,6 @@ def test_steps_can_be_scanned(kind: str) -> None:
     assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
-# Inside of Optax
-
-
 def injected(row: Row, **mesh: Any) -> Any:
     inject = optax.inject_hyperparams(row.optimizer, static_args=(*row.static, "mesh"))
     return inject(0.1, **row.for_contract(), **mesh)
@@ -198,9 +192,6 @@ def test_traced_numbers_on_explicit_axes_are_refused() -> None:
     optimizer = injected(NAMED["muon"], mesh=mesh)
     with pytest.raises(ValueError, match="mesh: .* must not be tracers.* schedules to b1"):
         steps(optimizer, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
-
-
-# What is refused
 
 
 MESH, OTHER, PARAMS = mesh_of(), mesh_of("auto", 8), given(TWO_SHAPES)[0]

@@ -118,9 +118,6 @@ def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
     np.testing.assert_allclose(states.left.proxy[1:], shares[1:], rtol=1e-4)
 
 
-# Inverse roots
-
-
 @functools.cache
 def _root(method: Any = "rotations", **options: Any) -> Any:
     settings = {"refresh": curvax.every(1), "side": "left", "root": 2, "eps": 1e-6}
@@ -231,9 +228,6 @@ def test_no_program_for_an_accelerator_decomposes(name: str, platform: str) -> N
         made = getattr(curvax, f"scale_by_{name}")(**options)
         text = text_for(platform, made.update, x, jax.eval_shape(made.init, x), x)
         assert any(x in text for x in DECOMPOSITIONS) == decomposes, method
-
-
-# Beginnings that were hard for bases
 
 
 B = 0.9

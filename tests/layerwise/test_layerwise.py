@@ -15,6 +15,7 @@ import curvax
 from tests.cells import cells
 from tests.helpers import assert_close, normal, normal_like
 from tests.registry import NAMED, REGISTRY, Row
+from tests.shared.programs import temporaries
 from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 LAYERS, STEPS = 3, 30
@@ -246,9 +247,6 @@ def test_one_bad_layer_shows_in_a_flag_of_all_layers_and_has_its_share_of_the_la
         assert_close(state.inner_state.squares, 2.0)
 
 
-# What cannot be done is refused.
-
-
 def traced(optimizer: Any) -> None:
     """A forward and a backward pass, without their numbers."""
     layers = stacked_layers()
@@ -310,20 +308,8 @@ def test_a_backward_pass_in_both_branches() -> None:
     assert_close(moved - layers["down"]["kernel"], layers["down"]["kernel"] - back, 64.0)
 
 
-# Memory.
-
-
 def square(layer: Any, x: Any) -> Any:
     return x + jnp.tanh(x @ layer["kernel"])
-
-
-def temporaries(step: Any, *given: Any) -> int:
-    """Bytes, of a step of layers and states that are donated and updated in place."""
-    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*given)
-    found: Any = lowered.compile().memory_analysis()
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(given[:2])]
-    assert found.alias_size_in_bytes >= sum(sizes)
-    return found.temp_size_in_bytes
 
 
 def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:

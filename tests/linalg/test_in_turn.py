@@ -20,14 +20,11 @@ from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
 STACK = jax.ShapeDtypeStruct((NUMBER, ROWS, COLUMNS), jnp.float32)
-SEVENTH = curvax.every(7, first=False)
-SOAP = curvax.scale_by_soap(refresh=SEVENTH)
-SHAMPOO = curvax.scale_by_shampoo(refresh=SEVENTH, statistics_every=1, graft=None)
+SOAP = curvax.scale_by_soap(refresh=curvax.every(7, first=False))
 FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
     "x xᵀ": lambda x: _loops.in_turn(functools.partial(_products.gram, side=Side.LEFT), x),
     "xᵀ x": lambda x: _loops.in_turn(functools.partial(_products.gram, side=Side.RIGHT), x),
     "statistics and bases": lambda x: SOAP.update(x, SOAP.init(x))[0],
-    "statistics and roots": lambda x: SHAMPOO.update(x, SHAMPOO.init(x))[0],
     "in full precision": lambda x: _products.exact_product(x, x, transpose_a=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
     "of range": lambda x: _by_products.polar_by_products(x, size=COLUMNS),

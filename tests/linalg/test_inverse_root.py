@@ -118,9 +118,6 @@ def _bound(condition: float, dtype: str) -> float:
     return N * (1 + condition) * float(np.finfo(dtype).eps)
 
 
-# Well-posed roots
-
-
 _largest = jax.jit(curvax.power_iteration)
 
 

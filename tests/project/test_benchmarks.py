@@ -54,9 +54,6 @@ def test_rates_over_widths_are_found_and_the_first_ones_cost_what_they_cost(
     assert len(subject.losses(arm, 256, runs)) == (4 if moves else 3)  # no rate twice
 
 
-# Compiled programs.
-
-
 M, N = 24, 40
 LENGTHS = 8  # products with a vector: a rotation's length, and the defect, before it and at first
 
@@ -134,9 +131,6 @@ def test_rounds_of_a_loop_and_their_bytes_are_counted() -> None:
     # What the program decides: matrices at each step, and refreshes, which are due at others.
     assert program(lambda t: jnp.where(t > 0, 3, 0)).kinds["products"] == 3
     assert program(lambda t: jnp.where(t % 10 == 1, 3, 0)).kinds["products"] == 0
-
-
-# The evidence.
 
 
 def test_differences_corrections_and_speed_ups() -> None:

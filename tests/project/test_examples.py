@@ -189,9 +189,6 @@ def test_low_memory(monkeypatch, capsys):
     assert temporaries["layerwise"] < temporaries["ordinary"]
 
 
-# On several devices
-
-
 def loss_in(output: str) -> float:
     """The loss in the final table of train_sharded.py."""
     return float(output.split("on one device\n")[1].split()[0])

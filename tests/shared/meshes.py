@@ -33,9 +33,6 @@ ONE_SHAPE = {f"{i}/kernel": (4, 6) for i in range(5)}
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
 
 
-# Meshes and what is on them
-
-
 @functools.cache
 def mesh_of(kind: str = "auto", *shape: int) -> Mesh:
     """The first devices, four of them by default."""

@@ -15,9 +15,11 @@ def text_for(platform: str, f: Any, *args: Any) -> str:
 
 
 def temporaries(f: Any, *args: Any, options: Mapping[str, Any] | None = None) -> int:
-    """Bytes, of a compiled step whose first arguments, parameters and state, are donated."""
+    """Bytes, of a step whose parameters and state, the first arguments, are updated in place."""
     lowered = jax.jit(f, donate_argnums=(0, 1)).lower(*args)
     memory: Any = lowered.compile(compiler_options=dict(options or {})).memory_analysis()
+    updated = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(args[:2]))
+    assert memory.alias_size_in_bytes >= updated
     return memory.temp_size_in_bytes
 
 

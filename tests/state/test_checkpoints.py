@@ -197,9 +197,6 @@ def test_the_arrays_of_another_base_go_where_they_belong(tmp_path: Path) -> None
     assert_close(jax.tree.leaves(placed), jax.tree.leaves(state), factor=0)
 
 
-# The format.
-
-
 def formats() -> dict[str, str]:
     """A digest of every method's state, and of the storages'."""
     made = {row.name: row.make() for row in METHODS}

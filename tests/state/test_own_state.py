@@ -158,8 +158,6 @@ def test_a_step_that_works_never_compares(monkeypatch: pytest.MonkeyPatch) -> No
     assert not traced
 
 
-# What is refused for other reasons.
-
 NONE = {"a/kernel": None}
 RENAMED = {"first": PARAMS["a"], "b": PARAMS["b"]}
 HEAD = {"kernel": jax.ShapeDtypeStruct((32000, 768), jnp.float32)}

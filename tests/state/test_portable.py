@@ -152,8 +152,6 @@ def test_a_bad_gradient_touches_no_other_matrix(name: str) -> None:
         assert counts == [victims.get(path, 0)]
 
 
-# One form, whatever shares an array, and by path alone.
-
 LAYERS = {f"{i}": {"kernel": np.full((4, 6), 1.0 + i, np.float32)} for i in range(12)}
 LARGE = {name: {"kernel": np.ones((160, 160), np.float32)} for name in ("a", "b")}
 

@@ -214,9 +214,6 @@ def test_bytes_are_those_of_the_formulas_and_of_the_state(row: Row) -> None:
     assert curvax.state_bytes(optimizer, abstract) == expected
 
 
-# What cannot be summarized.
-
-
 TOOLS: dict[str, Callable[[Any, Any], Any]] = {
     "summarize": curvax.summarize,
     "state_bytes": curvax.state_bytes,

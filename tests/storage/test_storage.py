@@ -26,8 +26,6 @@ from tests.shared.stored import (
     trajectories,
 )
 
-# Forms and bytes
-
 
 def _bytes(form) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
@@ -176,9 +174,6 @@ def test_stacks_are_their_matrices_under_vmap(mode):
         for x, y in zip(*map(jax.tree.leaves, ((direction, factor), desired)), strict=True):
             assert x.dtype == y.dtype
             assert_close(x, y, condition=1e3)  # integers have to be equal
-
-
-# Memory
 
 
 @pytest.mark.parametrize(

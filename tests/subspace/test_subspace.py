@@ -93,9 +93,6 @@ def test_a_parameter_without_gradients_costs_no_decomposition():
         assert finder.found == found
 
 
-# Random keys
-
-
 def test_keys_are_those_of_paths_and_do_not_depend_on_the_stack():
     """Written down, so that keys stay the same in later versions."""
     shapes = {"a": (3, 6, 8), "b": (6, 8)}
@@ -115,9 +112,6 @@ def test_keys_are_those_of_paths_and_do_not_depend_on_the_stack():
             keys = [jax.random.fold_in(own, i) for i in range(math.prod(shape[:-2]))]
             expected = np.stack([jax.random.key_data(key) for key in keys])
             assert_close(np.reshape(found, expected.shape), expected, factor=0)
-
-
-# Summaries and bad arguments
 
 
 def test_summaries_show_the_rank_and_errors_name_the_parameter():

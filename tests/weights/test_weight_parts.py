@@ -126,8 +126,6 @@ def test_logits_of_heads_above_the_threshold_are_clipped_after_the_update():
     assert np.array_equal(value, plain["block"]["value"]["kernel"])
 
 
-# What is refused.
-
 FLOAT16 = {"dense": {"kernel": np.ones((2, 2), np.float16)}}
 INT8, SGD = curvax.to_int8(PARAMS), optax.sgd(0.1)
 
