@@ -48,7 +48,6 @@ def loss(x: Any) -> Any:
 
 
 def scanned(block: Any, layers: Any, x: Any) -> Any:
-    """All layers."""
     return jax.lax.scan(lambda x, layer: (block(layer, x), None), x, layers)[0]
 
 
@@ -110,7 +109,6 @@ def test_equals_the_ordinary_step(row: Row) -> None:
 
 
 def over_layers(f: Any, wrap: Any = lambda update: update) -> optax.GradientTransformation:
-    """Applies `f` to each leaf."""
     return optax.GradientTransformation(
         lambda params: (), lambda g, state, params=None: (jax.tree.map(wrap(f), g), state)
     )
@@ -313,7 +311,6 @@ def square(layer: Any, x: Any) -> Any:
 
 
 def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:
-    """Temporaries do not grow with the gradients."""
     width, number = 64, 40
     layers = {"kernel": jax.ShapeDtypeStruct((number, width, width), jnp.float32)}
     optimizer = curvax.muon(0.1, weight_dimension_numbers={"kernel": AXES["*kernel"]})

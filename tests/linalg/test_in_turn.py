@@ -37,7 +37,6 @@ def programs(f: Callable[[jax.Array], jax.Array]) -> dict[str, str]:
 
 
 def has_products_of_stacks(text: str) -> bool:
-    """Whether a product has the axis of the stack."""
     return any(f"tensor<{NUMBER}x" in line for line in text.splitlines() if "dot_general" in line)
 
 

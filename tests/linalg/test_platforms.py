@@ -51,7 +51,6 @@ SHAPES = dict(cells([("wide", (ORDER, ORDER + 40)), ("tall", (ORDER + 40, ORDER)
 
 
 def matrices(shape: tuple[int, int]) -> np.ndarray:
-    """A float32 matrix of each spectrum."""
     keys = jax.random.split(jax.random.key(0), len(SPECTRA))
     found = [with_spectrum(key, *shape, s) for key, s in zip(keys, SPECTRA.values(), strict=True)]
     return np.stack(found).astype(np.float32)

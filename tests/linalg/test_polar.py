@@ -43,7 +43,6 @@ def _matrices(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 
 def _of_spectra(shape: tuple[int, int], spectra: list[np.ndarray], seed: int) -> np.ndarray:
-    """One float32 matrix of each spectrum."""
     keys = jax.random.split(jax.random.key(seed), len(spectra))
     matrices = [with_spectrum(key, *shape, s) for key, s in zip(keys, spectra, strict=True)]
     return np.stack(matrices).astype(np.float32)

@@ -41,7 +41,6 @@ def gradients(steps: int = 4) -> list[dict[str, np.ndarray]]:
 
 
 def view_of(name: str) -> optax.GradientTransformation:
-    """The matrix view of a direction."""
     only = name == "galore"  # which has a guard of its own
     return curvax.on_matrices(
         DIRECTIONS[name](), weight_dimension_numbers=AXES, guard=not only, projects=only

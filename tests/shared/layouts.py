@@ -20,8 +20,6 @@ ALONE = ("auto, no mesh", "explicit, no mesh")
 
 
 class Leaf(NamedTuple):
-    """A kernel: its axes, and how it lies."""
-
     shape: tuple[int, ...]
     spec: P
     axes: curvax.MatrixAxes = curvax.MatrixAxes(0, 1)
@@ -42,7 +40,6 @@ HEADS, OUT = curvax.MatrixAxes(0, (1, 2)), curvax.MatrixAxes((0, 1), 2)
 
 
 def several(count: int, *leaf: Any) -> dict[str, Leaf]:
-    """So many kernels alike."""
     return {f"{i}/kernel": Leaf(*leaf) for i in range(count)}
 
 
@@ -200,7 +197,6 @@ def lowered(name: str, kind: str, dtype: str = "float32", **settings: Any) -> tu
 
 
 def share_of(params: Any) -> float:
-    """A device's share of the bytes of all matrices."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values()) / DEVICES
 
 

@@ -51,7 +51,6 @@ def on(mesh: Mesh, tree: Any, specs: Mapping[str, P] | None = None) -> Any:
 
 
 def begin(optimizer: Any, params: Any, mesh: Mesh) -> Any:
-    """The state with its shardings on a mesh."""
     return jax.jit(optimizer.init, out_shardings=curvax.state_sharding(optimizer, params, mesh))(
         params
     )
@@ -78,7 +77,6 @@ def jitted(optimizer: Any) -> Any:
 
 
 def given(shapes: Mapping[str, tuple[int, ...]], number: int = STEPS) -> tuple[Any, list[Any]]:
-    """Parameters of these shapes, and gradients."""
     params = normal(jax.random.key(1), shapes)
     return params, gradients_like(params, number)
 
@@ -105,7 +103,6 @@ def begun(name: str, kind: str, *shape: int) -> tuple[Any, Any, Any, Any]:
 
 
 def copied(state: Any) -> Any:
-    """Arrays of their own, which may be given away."""
     return jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), state)
 
 

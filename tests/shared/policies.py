@@ -51,7 +51,6 @@ def number_of(state, field: str) -> int:
 
 
 def drain(log) -> collections.Counter[int]:
-    """What has been executed since the last time."""
     jax.effects_barrier()
     seen = log.copy()
     log.clear()

@@ -115,7 +115,6 @@ def spread(values: np.ndarray) -> float:
 
 
 def program_of_step(transformation: Any) -> str:
-    """What a step of a transformation computes."""
     g = np.zeros((2, 3), np.float32)
     return program(transformation.update, g, jax.eval_shape(transformation.init, g))
 

@@ -32,7 +32,6 @@ def step(optimizer: Any, state: Any, gradients: Any = PARAMS, params: Any = PARA
 
 
 def refused(*given: Any) -> str:
-    """The message of a step, as a user sees it."""
     return rejection(lambda: step(*given))
 
 

@@ -50,7 +50,6 @@ def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, 
 
 @functools.cache
 def portable_of(*place: Any) -> Any:
-    """The portable form of the state of `trained`."""
     optimizer, _, params, state = trained(*place)
     return curvax.portable_state(optimizer, params, state)
 
@@ -219,7 +218,6 @@ def msgpack(state: Any) -> Any:
 
 @functools.cache
 def foam_of_values() -> tuple[Any, Any]:
-    """FOAM and a state."""
     optimizer = NAMED["foam"].make()
     return optimizer, numbered(optimizer, LIKE_VALUES)
 

@@ -110,7 +110,6 @@ def test_bytes_and_dtypes(bits, at_least):
 
 @functools.cache
 def _adam_in_codes():
-    """Its start, and a step compiled once for all values."""
     ours = curvax.quantize_state(optax.scale_by_adam(), **SMALL)
     return jax.jit(ours.init)(PARAMS), jax.jit(ours.update)
 
@@ -206,7 +205,6 @@ def test_moments_of_a_matrix_view_are_the_same_in_chunks(dither, monkeypatch):
 
 
 def test_only_the_moments_of_a_chunk_are_decoded(monkeypatch):
-    """A step's temporaries are its gradients, and those of a chunk."""
     monkeypatch.setattr(_chunks, "CHUNK", 2 * 96 * 96)
     assert temporaries_per_gradient(_momentum_in_codes(), 24, 96) < 1.3
 

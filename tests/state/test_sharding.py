@@ -86,7 +86,6 @@ def bytes_on_a_device(tree: Any) -> int:
 
 
 def of_matrices(state: TrainState) -> Any:
-    """The state of the matrices, or its shardings."""
     return state.opt_state.inner_states["matrices"]
 
 

@@ -29,13 +29,10 @@ Found = tuple[dict[str, Any], dict[str, Any]]
 
 
 def gradient(point: Any, noise: Any) -> Any:
-    """Of a quadratic function with noise."""
     return 0.3 * point + noise
 
 
 def run(optimizer: Any, start: Any = None, dtype: str = "float64") -> Found:
-    """The parameters and what is evaluated, after each step."""
-
     def step(carry: Any, noise: Any) -> Any:
         params, state = carry
         updates, state = optimizer.update(jax.tree.map(gradient, params, noise), state, params)
