@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_close, run_scanned, stacked
+from tests.helpers import assert_close, run_scanned, stacked, trajectory
 from tests.registry import NAMED, REGISTRY, Row
 from tests.shared.meshes import (
     ONE_SHAPE,
@@ -101,15 +101,9 @@ def test_inside_shard_map(kind: str) -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind, 2, 2)
     optimizer = NAMED["muon"].make(mesh_axis=("y", "x"))
-
-    def trajectory(params: Any, gradients: Any) -> Any:
-        def step(state: Any, gradient: Any) -> Any:
-            return optimizer.update(gradient, state, params)[::-1]
-
-        return jax.lax.scan(step, optimizer.init(params), gradients)[1]
-
-    mapped = jax.shard_map(trajectory, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    updates = jax.jit(mapped)(on(mesh, params), on(mesh, stacked(gradients)))
+    directions = lambda *given: trajectory(optimizer)(*given)[0]  # noqa: E731
+    mapped = jax.shard_map(directions, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    updates = jax.jit(mapped)(on(mesh, stacked(gradients)), on(mesh, params))
     assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
@@ -134,23 +128,17 @@ def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> Non
     assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
 
 
-@functools.cache
-def direction_on_no_mesh() -> list[Any]:
-    """Muon's directions for `ONE_SHAPE`."""
-    params, gradients = given(ONE_SHAPE)
-    return run_scanned(curvax.on_matrices(NAMED["muon"].make_direction()), gradients, params)[0]
-
-
 @explicit_by_default
 def test_init_without_jit_and_with_uncommitted_parameters(kind: str) -> None:
     """Arrays that were not put anywhere; the divided part is compiled once."""
-    params, gradients = given(ONE_SHAPE)
-    optimizer = curvax.on_matrices(NAMED["muon"].make_direction(), mesh=mesh_of(kind))
+    (params, gradients), muon = given(ONE_SHAPE), NAMED["muon"].make_direction()
+    optimizer = curvax.on_matrices(muon, mesh=mesh_of(kind))
     step, state = jax.jit(optimizer.update), optimizer.init(params)
     for gradient in gradients:
         updates, state = step(gradient, state, params)
     assert step._cache_size() == 1
-    assert_close(updates, direction_on_no_mesh()[-1], NAMED["muon"].growth)
+    expected = run_scanned(curvax.on_matrices(muon), gradients, params)[0][-1]
+    assert_close(updates, expected, NAMED["muon"].growth)
 
 
 @explicit_by_default
