@@ -14,15 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.cells import cells
-from tests.shared.layouts import (
-    KINDS,
-    LAYOUTS,
-    bound_of,
-    cost_of,
-    lowered,
-    optimizer_of,
-    share_of,
-)
+from tests.shared.layouts import KINDS, LAYOUTS, bound_of, cost_of, lowered, optimizer_of, share_of
 from tests.shared.meshes import AXIS_TYPES, ONE_SHAPE, abstract, as_on_one_device, given, mesh_of
 
 CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS]

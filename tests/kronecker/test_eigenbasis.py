@@ -12,6 +12,7 @@ import curvax
 from curvax.transforms.storage import _quantized
 from tests.helpers import assert_close
 from tests.reference.ademamix import soap_ademamix, warm_alpha, warm_b3
+from tests.shared.policies import stepped
 from tests.shared.soap import STEPS, growing_gradients, soap_gradients, soap_trajectory
 from tests.shared.transcriptions import Case, assert_follows
 
@@ -80,19 +81,12 @@ def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
     wrapped = curvax.in_eigenbasis(optax.scale_by_adam(), **settings)
     draw = np.random.default_rng(0)
     shapes = {"large": (2, 6, 9), "small": (3, 4)}
-    gradients = [
-        {name: np.float32(draw.standard_normal(x)) for name, x in shapes.items()} for _ in range(4)
-    ]
+    gradients = {k: draw.standard_normal((4, *x), np.float32) for k, x in shapes.items()}
 
     def run(start):
         monkeypatch.setattr(_quantized, "SINGLY_FROM", start)
-        update = jax.jit(lambda g, s: wrapped.update(g, s))
-        state, found = jax.jit(wrapped.init)(gradients[0]), []
-        for g in gradients:
-            directions, state = update(g, state)
-            found.append(directions)
-        return found, state
+        return list(stepped(wrapped, gradients))
 
     at_once, one_by_one = run(1000), run(5)
     assert_close(one_by_one, at_once, 256)
-    assert jax.tree.leaves(one_by_one[1]["large"].inner)[0] == len(gradients)
+    assert jax.tree.leaves(one_by_one[-1][1]["large"].inner)[0] == 4

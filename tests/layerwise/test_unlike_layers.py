@@ -13,13 +13,7 @@ from flax import nnx
 import curvax
 from tests.cells import cells
 from tests.helpers import assert_close, normal
-from tests.layerwise.test_layerwise import (
-    SPECIFIED,
-    assert_same_steps,
-    square,
-    steps_of,
-    trained,
-)
+from tests.layerwise.test_layerwise import SPECIFIED, assert_same_steps, square, steps_of, trained
 from tests.shared.programs import temporaries
 
 VOCABULARY, WIDTH, SGD = 11, 6, optax.sgd(0.1)

@@ -12,14 +12,7 @@ import scipy.linalg
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import curvax
-from curvax.transforms.linalg import (
-    _by_products,
-    _cholesky,
-    _eigh,
-    _polar,
-    _products,
-    _qr,
-)
+from curvax.transforms.linalg import _by_products, _cholesky, _eigh, _polar, _products, _qr
 from tests.cells import cells
 from tests.helpers import assert_close, orthogonal, with_spectrum
 from tests.shared.programs import text_for

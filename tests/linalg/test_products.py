@@ -29,10 +29,7 @@ def test_products_are_numpys(batch: tuple[int, ...]) -> None:
 
     @jax.jit
     def products(a: jax.Array, b: jax.Array, c: jax.Array) -> list[jax.Array]:
-        found = [
-            multiplied(a, b, precision, (-1, -1)),
-            multiplied(a, c, precision, (-2, -2)),
-        ]
+        found = [multiplied(a, b, precision, (-1, -1)), multiplied(a, c, precision, (-2, -2))]
         return found + [gram(a, side, precision) for side in Side]
 
     x, y, z = (np.asarray(m, np.float64) for m in (a, b, c))

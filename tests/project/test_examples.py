@@ -44,9 +44,7 @@ EIGHT = ("--devices", 8, "--mesh", "4,2")
 # of the largest entry of an array; the last four steps alone change parameters by 400,000 times.
 GROWTH = 16.0
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # warnings of other libraries
-]
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of other libraries
 
 
 @pytest.fixture(scope="module")

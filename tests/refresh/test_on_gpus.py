@@ -16,6 +16,7 @@ from curvax.transforms.linalg import _loops, _qr
 from curvax.transforms.storage import _quantized
 from tests.cells import cells
 from tests.helpers import assert_close
+from tests.shared.policies import stepped
 from tests.shared.programs import text_for
 from tests.tpu_forms import loops_of
 
@@ -43,9 +44,7 @@ IN_GROUPS = {  # by QR on one side: a statistic of less than full rank has more 
     "iterated": curvax.in_subspace(ADAM, 3, basis=curvax.subspaces.complement(2), **EVERY),
 }
 # Where work may be saved, and where there is little of it
-CHOOSING = {
-    "FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0), method="eigh"),
-}
+CHOOSING = {"FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0), method="eigh")}
 
 
 def stack(number: int = NUMBER, shape: tuple[int, ...] = SHAPE) -> Any:
@@ -163,15 +162,10 @@ def test_matrices_visited_at_once_are_those_one_by_one(
     drawn = np.random.default_rng(0).standard_normal((5, NUMBER, *SHAPE)).astype(np.float32)
     drawn[0, 1] = 0
     drawn[3, 4, 0, 0] = np.nan
-    gradients = [{"kernel": jnp.asarray(g)} for g in drawn]
 
     def run() -> tuple[list[Any], Any]:
-        update = jax.jit(lambda g, s: transformation.update(g, s))
-        state, found = jax.jit(transformation.init)(gradients[0]), []
-        for g in gradients:
-            directions, state = update(g, state)
-            found.append(directions["kernel"])
-        return found, state
+        found = list(stepped(transformation, {"kernel": drawn}))
+        return [directions["kernel"] for directions, _ in found], found[-1][1]
 
     if loop == "VISITED":
         monkeypatch.setattr(_quantized, "SINGLY_FROM", 1)

@@ -129,10 +129,7 @@ LAYOUTS = {
         (2, 2, 2),
         several(4, (32, 64), P(None, ("x", "y")), curvax.MatrixAxes(0, 1, column_heads=2)),
     ),
-    "queries, keys and values in one": Layout(
-        (2, 4),
-        several(8, (32, 64), P("x", "y"), PARTS),
-    ),
+    "queries, keys and values in one": Layout((2, 4), several(8, (32, 64), P("x", "y"), PARTS)),
     "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
     "blocks along both sides": Layout(
         (2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 16}

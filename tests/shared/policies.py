@@ -38,8 +38,8 @@ def quiet_gradients(shapes=SHAPES, steps=STEPS, seed=0) -> dict[str, np.ndarray]
 
 
 def stepped(transformation, gradients):
-    """Updates and states, from a jitted step at a time."""
-    update = jax.jit(transformation.update)
+    """Updates and states, from a jitted step at a time, which is traced anew."""
+    update = jax.jit(lambda g, s: transformation.update(g, s))
     state = jax.jit(transformation.init)(at(gradients, 0))
     for t in range(len(next(iter(gradients.values())))):
         direction, state = update(at(gradients, t), state)

@@ -14,13 +14,7 @@ import pytest
 import curvax
 from tests.cases import every_optimizer
 from tests.cells import cells
-from tests.helpers import (
-    assert_close,
-    gradients_like,
-    run,
-    states_by_parameter,
-    zeros_like,
-)
+from tests.helpers import assert_close, gradients_like, run, states_by_parameter, zeros_like
 from tests.registry import REGISTRY, Row
 from tests.shared.reports import table
 
