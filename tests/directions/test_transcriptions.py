@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,7 +15,7 @@ from tests.reference.cautious_updates import cautious_updates
 from tests.reference.mars import corrected_gradients, mars_factor
 from tests.reference.muon import momenta, newton_schulz
 from tests.reference.muon_eq import muon_eq
-from tests.shared.transcriptions import FULL_RANK, HARD, Case, assert_follows, spread
+from tests.shared.transcriptions import FULL_RANK, HARD, Case, assert_follows, scheduled, spread
 
 AMPLIFIED = 3.4445  # what an iteration makes of a rounding error at most
 ONE = {"wide": HARD["wide"]}  # two matrices, of which one has rows of zeros
@@ -87,10 +86,6 @@ def blend_of(form: str, weights: Any) -> Case:
     ours, options = FORMS[form]
     theirs = functools.partial(blended, weights=weights, **options)
     return Case(ours(MOMENTUM, MUON, weights), theirs, HARD, 2 * AMPLIFIED**3)
-
-
-def scheduled(values: np.ndarray) -> Any:
-    return lambda count: jnp.asarray(values)[count]
 
 
 def scheduled_blend() -> Case:

@@ -14,18 +14,13 @@ from tests.helpers import assert_close
 from tests.reference.ademamix import soap_ademamix, warm_alpha, warm_b3
 from tests.shared.policies import stepped
 from tests.shared.soap import STEPS, growing_gradients, soap_gradients, soap_trajectory
-from tests.shared.transcriptions import Case, assert_follows
+from tests.shared.transcriptions import Case, assert_follows, scheduled
 
 RATES: dict[str, Any] = {"b1": 0.9, "b2": 0.95, "b3": 0.99, "alpha": 3.0, "eps": 1e-8}
-# Optax counts the steps of a schedule from 0, the transcription from 1.
 WARM = {
     "alpha": np.array([warm_alpha(t, 3.0, 12) for t in range(1, STEPS + 1)]),
     "b3": np.array([warm_b3(t, 0.9, 0.99, 12) for t in range(1, STEPS + 1)]),
 }
-
-
-def scheduled(values: np.ndarray) -> Any:
-    return lambda count: jnp.asarray(values)[count]
 
 
 @pytest.mark.parametrize(

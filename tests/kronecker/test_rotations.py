@@ -42,13 +42,11 @@ def _turning(condition: float) -> np.ndarray:
     return np.stack(found).astype(np.float32)
 
 
-def _soap(refresh: Any = 1, **options: Any) -> Any:
-    return curvax.scale_by_soap(method="rotations", refresh=refresh, limit=INF, **options)
+def LEFT(refresh: Any = 1) -> Any:
+    return curvax.scale_by_soap(method="rotations", refresh=refresh, limit=INF, side="left")
 
 
-# Compiled once for all tests.
-LEFT = functools.partial(_soap, side="left")
-SOAP = LEFT()
+SOAP = LEFT()  # compiled once for all tests
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])

@@ -142,7 +142,7 @@ OTHERS: dict[str, Any] = {
     "clipping around coded moments": lambda: optax.chain(curvax.clip_by_last_norm(0.5), in_codes()),
     "staggered refreshes": lambda: curvax.soap(0.01, **STAGGERED),
     "staggered bases": lambda: curvax.galore(0.01, rank=2, **STAGGERED),
-    "blocks": lambda: curvax.soap(0.01, matrices=curvax.MatrixRule(block_size=3), **SPECIFIED),
+    "blocks": lambda: curvax.racs(0.01, matrices=curvax.MatrixRule(block_size=3), **SPECIFIED),
 }
 
 

@@ -184,11 +184,6 @@ def test_singular_values_are_decided_within_a_factor_of_2_of_the_cutoff(shape):
         assert abs(values[-1] - result) <= NOISE, relative
 
 
-def polynomial(row: tuple[float, float, float], values: np.ndarray) -> np.ndarray:
-    a, b, c = row
-    return a * values + b * values**3 + c * values**5
-
-
 @pytest.mark.parametrize("eps", [EPS, float(np.finfo(np.float64).eps)])
 @pytest.mark.parametrize("size", [1, 4, 160, 640, 16384])
 def test_the_rows_make_a_step_at_the_cutoff(size, eps):
@@ -201,8 +196,8 @@ def test_the_rows_make_a_step_at_the_cutoff(size, eps):
     )
     for values, result in ((below, 0), (above, 1)):
         values = largest * values
-        for row in rows:
-            values = polynomial(row, values)
+        for a, b, c in rows:
+            values = a * values + b * values**3 + c * values**5
         assert np.abs(values - result).max() <= 1e-12
 
 

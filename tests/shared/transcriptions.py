@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import curvax
@@ -95,6 +96,11 @@ def _assert_refreshed(state: Any, period: int, offset: int, steps: int) -> None:
 
 def by_period(factory: Callable[..., Any], **settings: Any) -> Any:
     return lambda period: factory(refresh=curvax.every(period), **settings)
+
+
+def scheduled(values: np.ndarray) -> Any:
+    """A schedule of these values; Optax counts its steps from 0."""
+    return lambda count: jnp.asarray(values)[count]
 
 
 def of_smaller(gradients: list[np.ndarray]) -> str:
