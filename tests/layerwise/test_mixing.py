@@ -128,6 +128,7 @@ ALONG_LAYERS = {
     "a condition": lambda g: jax.lax.cond(jnp.any(g > 1), lambda x: x, lambda x: 2 * x, g),
     "the end of a loop": shrunk,
     "cumulative sum": lambda g: jnp.cumsum(g, 0),
+    "cumulative maximum": lambda g: jax.lax.cummax(g, 0),
     "flip": lambda g: jnp.flip(g, 0),
     "roll": lambda g: jnp.roll(g, 1, 0),
     "sort": lambda g: jnp.sort(g, 0),
