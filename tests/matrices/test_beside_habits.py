@@ -8,6 +8,7 @@ from tests.shared.rules import Row, offered, rows
 DECIDED = """
 # Transposed convolutions: an axis that alone fits the bias has the outputs.
 haiku: conv2_d_transpose/w 3 3 64 128 -> conv2_d_transpose/w 013.2
+MatrixRule torch_layout equinox: up/(weight 64 32 2 2, bias 32) -> up/weight 023.1
 torch_layout: conv_transpose/weight 64 32 2 2 -> conv_transpose/weight 023.1
 equinox: conv/(weight 64 32 2 2, bias 32 1 1) -> conv/weight 023.1
 haiku: conv2_d/(w 3 3 64 32, b 64 1 1) -> conv2_d/w 013.2
@@ -16,18 +17,27 @@ torch_layout: {tconv,trans_conv,ConvT_0}/weight 64 32 2 2 ->
 # Layers that are stacked, by a scan or a vmap, have a bias each. So one vector says that a sum goes
 # over all other axes, as in a convolution and in `DenseGeneral`, also beside three axes.
 ALL: up/(kernel 4 12 36, bias 12) -> up/kernel 02.1
+ALL: up/(kernel 4 12 36, bias 36) -> up/kernel 01.2
 ALL: resblocks/0/(weight_v 64 32 3, weight_g 64 1 1, bias 64) -> resblocks/0/weight_v 12.0
+# Axes of size 1 in front of a bias are none.
+torch_layout: conv/(weight 16 8 3 3, bias 1 16 1 1) -> conv/weight 123.0
 # GPT-Neo has the names of GPT-2, but not its layout.
+hf_flax: h/0/attn/c_attn/(kernel 32 96, bias 96) -> h/0/attn/c_attn/kernel 0.1/3
 hf_flax: h/0/attn/c_attn/(kernel 96 32, bias 96) -> h/0/attn/c_attn/kernel 1.0/3
 hf_flax: h/0/crossattention/c_attn/(kernel 32 64, bias 64) -> h/0/crossattention/c_attn/kernel 0.1/2
 hf_flax: h/attn/c_attn/(kernel 3 32 96, bias 3 96) -> h/attn/c_attn/kernel 1.2/3
 # Experts of torch are stored either way round; a bias tells, or the features of a router.
+torch_layout: mlp/(experts/gate_up_proj 4 8 32, experts/down_proj 4 16 8, gate/kernel 8 4) ->
+    mlp/experts/{gate_up_proj,down_proj} 1.2
+torch_layout: mlp/experts/(gate_up_proj 4 32 8, down_proj 4 8 16, gate_up_proj_bias 4 32,
+    down_proj_bias 4 8) -> mlp/experts/{gate_up_proj,down_proj} 2.1
 torch_layout: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, gate/kernel 8 4) ->
     mlp/experts/{gate_up_proj,down_proj} 2.1
 torch_layout: experts/(w2 3 4 16 8, b2 3 4 8) -> experts/w2 2.3
 torch_layout: mlp/(experts/gate_up_proj 3 4 8 32, experts/down_proj 3 4 16 8, router/weight 4 8) ->
     mlp/experts/{gate_up_proj,down_proj} 2.3
 # Layers on axis 1, or on axis 0
+FLAX maxtext: l/(up/kernel 3 8 16, down/kernel 3 16 8, norm/scale 3 8) -> l/{up,down}/kernel 1.2
 FLAX maxtext: l/(self_attention/query/kernel 8 3 2 4, self_attention/out/kernel 2 3 4 8, norm/scale
     8 3) -> l/self_attention/(query/kernel 0.23, out/kernel 02.3)
 # Layers on the last axis
@@ -44,8 +54,12 @@ FLAX: action_expert/(q_proj/kernel 12 4 8, o_proj/kernel 4 8 12) ->
 ALL: mha/(query/kernel 64 8 8, query/bias 8 8, query_norm/scale 8 8, out/kernel 8 8 64, out/bias 64)
     -> mha/(query/kernel 0.12, out/kernel 01.2)
 # KerasHub's Gemma has heads first; grouped keys tell, also with as many features as heads.
+MatrixRule keras: attention/(query/kernel 8 20 4, {key,value}/kernel 2 20 4, attention_output/kernel
+    8 4 20) -> attention/({query,key,value}/kernel 1.02, attention_output/kernel 01.2)
 MatrixRule keras: attention/(query/kernel 8 8 4, {key,value}/kernel 2 8 4, attention_output/kernel 8
     4 8) -> attention/({query,key,value}/kernel 1.02, attention_output/kernel 01.2)
+keras: attention/({query,key,value}/kernel 8 20 4, attention_output/kernel 8 4 20) ->
+    attention/({query,key,value}/kernel 1.02, attention_output/kernel 01.2)
 linen: attention/(query/kernel 8 20 4, {key,value}/kernel 2 20 4, attention_output/kernel 8 4 20) ->
     attention/{query,key,value}/kernel 1.02
 FLAX: attn/(q_einsum_1/w 8 20 4, kv_einsum_1/w 2 2 20 4, attn_vec_einsum_1/w 8 4 20) ->
@@ -60,7 +74,12 @@ maxtext: l/(mlp/wi_0/kernel 4 64 3 256, mlp/wo/kernel 4 256 3 64, norm/scale 4 6
     l/mlp/{wi_0,wo}/kernel 1.3
 maxtext: l/(self_attention/query/kernel 4 64 3 8 16, self_attention/out/kernel 4 8 3 16 64,
     norm/scale 4 64 3, layer_scalar 4 3) -> l/self_attention/(query/kernel 1.34, out/kernel 13.4)
+maxtext FLAX: l/(self_attention/query/kernel 4 3 64 8 16, self_attention/out/kernel 4 3 8 16 64,
+    norm/scale 4 3 64) -> l/self_attention/(query/kernel 2.34, out/kernel 23.4)
 equinox: l/(up/weight 2 4 16 8, down/weight 2 4 8 16, norm/weight 2 4 8) -> l/{up,down}/weight 3.2
+# AlphaFold 3
+MatrixRule haiku: q_projection/(weights 32 4 8, bias 4 8), k_projection/weights 32 4 8 ->
+    {q,k}_projection/weights 0.12
 # TransformerLens has heads first, as a bias of one layer or `D = H·K` tells.
 MatrixRule FLAX: attn/(W_Q 4 20 8, W_K 2 20 8, W_O 4 8 20, b_Q 4 8, b_O 20) -> attn/W_Q 1.02
 MatrixRule: attn/(W_Q 4 32 8, W_O 4 8 32) -> attn/(W_Q 1.02, W_O 01.2)
@@ -83,6 +102,8 @@ FLAX: patches/(kernel 8 8 36 12, bias 8 8 12) -> patches/kernel 2.3
 FLAX: ConvLocal_0/kernel 8 8 36 12 -> ConvLocal_0/kernel 2.3
 FLAX: ConvLocal_0/(kernel 8 36 12, bias 12) -> ConvLocal_0/kernel 1.2
 # A `b` beside a `w` is a bias, one beside an `a` a factor.
+MatrixRule FLAX: attn/(wq_a/kernel 32 6, wq_b/kernel 6 4 8, wkv_a 32 8, wkv_b 8 4 5) ->
+    attn/(wq_b/kernel 0.12, wkv_b 0.12)
 MatrixRule: query_w 9 4 8, output_w 4 8 9 -> query_w 0.12
 MatrixRule FLAX: {shift,scale,gate}_mlp_w 8 16 -> {shift,scale,gate}_mlp_w 0.1
 # The height of a kernel is not a number of layers elsewhere.
@@ -90,10 +111,16 @@ linen: l/(up/kernel 3 8 16, down/kernel 3 16 8, norm/scale 3 8), stem/Conv_0/ker
     stem/Conv_0/kernel 012.3
 # What a catch-all asks without evidence
 maxtext: block/up/kernel 16 8 3, block/norm/scale 16 8 -> block/up/kernel 0.2
+equinox: block/up/(weight 16 8 3, bias 16 1) -> block/up/weight 12.0
 # A `b` beside a `w` is a vector, and so is a norm, in a list of layers too.
+gating_w 9 32, gating_b 4 8, att/time_faaaa 4 8 -> gating_b gating_b, gating_w 0.1,
+    att/time_faaaa time_faaaa of att
 MatrixRule equinox torch_layout: layers/2/(weight 4 32, bias 4 32) -> layers/2/weight weight of 2
 MatrixRule equinox torch_layout: layers/2/(weight 4 8 8, bias 4 8 8) -> layers/2/weight weight of 2
+MatrixRule equinox torch_layout: layers/2/(weight 4 8 8 8, bias 4 8 8 8) ->
+    layers/2/weight weight of 2
 norm/(w 4 32, b 4 32) -> norm/(w w of norm, b b of norm)
+h/mlp_norm/w 5 24 -> h/mlp_norm/w w of mlp_norm
 linen: h/(w1/kernel 5 24 64, w2/kernel 5 64 24, ffn_norm/kernel 5 24) ->
     h/(ffn_norm/kernel kernel of ffn_norm, w1/kernel 1.2)
 quantizer/codevectors 2 64 8, ssm/A_logs 4 8 -> quantizer/codevectors embedding,
@@ -101,6 +128,7 @@ quantizer/codevectors 2 64 8, ssm/A_logs 4 8 -> quantizer/codevectors embedding,
 # Vectors of stacked layers: a norm says that one of their axes is of layers, or A_log, which has a
 # state per channel in Mamba 1.
 linen: block/(D 3 4, skip 3 7, norm/scale 3 32) -> block/{D,skip} a vector per layer
+MatrixRule linen maxtext: mixer/(D 3 4, A_log 3 4) -> mixer/D a vector per layer
 MatrixRule linen maxtext: mixer/(D 3 4, A_log 3 4 8) -> mixer/D a vector per layer
 MatrixRule linen maxtext: mixer/(D 4 3, A_log 4 3 8) -> mixer/D a vector per layer
 sinks 3 4, layer_scalar 3 2, resid_lambdas 3 2 -> sinks sinks, layer_scalar layer_scalar,
@@ -129,6 +157,7 @@ MatrixRule: conv_transpose/(kernel 6 2 2 32 32, bias 6 32) -> conv_transpose/ker
 # Experts, relations, the matrices of a graph or of frequencies may share a bias.
 ALL: {experts,RGCNConv_0,relations}/(kernel 4 12 36, bias 36) ->
     {experts,RGCNConv_0,relations}/kernel 1.2 01.2
+ALL: RGCNConv_0/(weight 4 12 36, bias 36) -> RGCNConv_0/weight 1.2 01.2
 ALL: experts/up/(kernel 4 36 12, bias 36) -> experts/up/kernel 2.1 02.1
 ALL: experts/up/(kernel 3 4 12 36, bias 36) -> experts/up/kernel 2.3 012.3
 ALL: fno/SpectralConv1d_0/(weight 16 32 8, bias 32) -> fno/SpectralConv1d_0/weight 0.1
@@ -154,6 +183,7 @@ MatrixRule: l/(attn/query/kernel 2 4 8 2 4, attn/out/kernel 2 4 2 4 8, norm/scal
 FLAX maxtext: attention/(query/kernel 64 12 32, out/kernel 32 12 64) ->
     attention/{query,out}/kernel 0.2
 FLAX: l/(q_proj/kernel 3 8 8 6, q_proj/bias 3 8 6, norm/scale 3 8) -> l/q_proj/kernel 1.23
+MatrixRule: l/(dense/kernel 64 12 64, dense/bias 64 12, norm/scale 64 12) -> l/dense/kernel 0.2
 FLAX: attention/(query/kernel 64 12 4 16, out/kernel 4 12 16 64) ->
     attention/(query/kernel 0.23 1.23, out/kernel 02.3 12.3)
 equinox: l/up/(weight 3 16 8, bias 3 16) -> l/up/weight 2.1 2.0
@@ -163,10 +193,13 @@ equinox: l/conv/(weight 3 32 16 5, bias 3 32 1) -> l/conv/weight 23.1 23.0
 MatrixRule keras: attention/({query,key,value}/kernel 8 8 4, attention_output/kernel 8 4 8) ->
     attention/{query,key,value}/kernel 1.02 0.12
 MatrixRule linen: a/(q/kernel 4 20 8, q/bias 4 8, o/kernel 4 8 20) -> a/q/kernel 1.02 1.2
+MatrixRule linen: attn/(W_Q 3 4 20 8, W_O 3 4 8 20) -> attn/(W_Q 2.13, W_O 12.3)
 MatrixRule FLAX: attn/W_Q 3 4 20 8 -> attn/W_Q 2.13
 # An axis of size 1 for the inputs, of layers (`(L, 1, out)`) or in KerasHub
 MatrixRule keras: attention/query/(kernel 8 20 4, bias 8 1 4) -> attention/query/kernel 1.02 1.2
 # Experts either way round
+MatrixRule: mlp/(experts/gate_up_proj 4 8 32, experts/down_proj 4 16 8, router/weight 4 8) ->
+    mlp/experts/{gate_up_proj,down_proj} 1.2
 MatrixRule: mlp/(experts/gate_up_proj 4 32 8, experts/down_proj 4 8 16, router/weight 4 8) ->
     mlp/experts/{gate_up_proj,down_proj} 2.1
 # Convolutions with a matrix for each frequency or relation, and what is not a convolution
@@ -174,13 +207,18 @@ ALL: fno/SpectralConv2d_0/weights1 16 32 8 8 -> fno/SpectralConv2d_0/weights1 0.
 ALL: fno/spectral_conv/real_weights 16 32 8 -> fno/spectral_conv/real_weights 0.1
 MatrixRule FLAX keras equinox torch_layout: SpectralConv1d_0/weight 16 32 8 ->
     SpectralConv1d_0/weight 0.1 1.0
+keras: spectral_conv/kernel 16 32 8 8 -> spectral_conv/kernel 0.1
 # Layers of a convolution, or of what is called so
 MatrixRule: l/(pointwise_conv/kernel 5 8 16, norm/scale 5 8) -> l/pointwise_conv/kernel 01.2 1.2
+MatrixRule: l/(Conv_0/kernel 3 3 8 16, norm/scale 3 8) -> l/Conv_0/kernel 012.3 12.3
+equinox torch_layout: experts/up/weight 2 8 32 16 -> experts/up/weight 3.2
+torch_layout: experts/up_proj 2 8 32 16 -> experts/up_proj 3.2 2.3
 # Layers of one output each, or a convolution
 equinox: critics/(weight 2 1 16, bias 2 1) -> critics/weight 2.1 12.0
 # A bias for each place of the output
 MatrixRule FLAX: Conv_0/(kernel 3 3 4 12, bias 3 3 12) -> Conv_0/kernel 012.3 2.3
 MatrixRule: l/(up/kernel 8 16 3, down/kernel 16 8 3, norm/scale 8 3) -> l/{up,down}/kernel 0.1
+MatrixRule linen: Conv_0/kernel 2 4 5 6 7 -> Conv_0/kernel 23.4
 MatrixRule: q_einsum/w 8 20 4, attn_vec_einsum/w 8 4 20 -> q_einsum/w 1.02, attn_vec_einsum/w 01.2
 # The right one is offered.
 MatrixRule haiku keras: ConvLocal_0/(kernel 8 8 36 12, bias 12) -> ConvLocal_0/kernel 2.3
@@ -211,6 +249,7 @@ FIRST = """
 mlp/(gating_einsum 2 16 8, linear 16 8) -> mlp/gating_einsum 2.1
 mlp/(gating_einsum 2 8 16, linear 16 8) -> mlp/gating_einsum 1.2
 mlp/(gating_einsum 5 2 16 8, linear 5 16 8) -> mlp/gating_einsum 3.2
+out_einsum/w 8 4 20 -> out_einsum/w 01.2
 """
 
 

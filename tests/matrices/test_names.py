@@ -64,7 +64,10 @@ def test_names_tell(names: str, shapes: Any, treatment: Any) -> None:
 
 ARRAYS = """
 # Levels below the name of an array are none of its name.
+embedding/(q 100 8, scale 100 1) -> embedding/(q embedding, scale vector)
 up/kernel/qvalue 16 8, query/bias/value 4 8 -> up/kernel/qvalue 0.1, query/bias/value bias of query
+wte.embedding.value 9 8, up.kernel.raw_value 8 4, up.bias.value 8 -> wte.embedding.value embedding,
+    up.kernel.raw_value 1.0, up.bias.value vector
 up.weight.{re,im} 16 8 -> up.weight.{re,im} 1.0
 up.kernel.{real,imag} 16 8 -> up.kernel.{real,imag} 0.1
 wte/embedding/array 9 8, up/weight/data_array 16 8 -> wte/embedding/array embedding,

@@ -30,10 +30,13 @@ DECIDED = """
 query/kernel 12 4 8, {key,value}/kernel 7 4 8, out/kernel 4 8 20 -> {query,key,value}/kernel 0.12,
     out/kernel 01.2
 {query,key,value}/kernel 12 4 8, out/kernel 32 12 -> {query,key,value}/kernel 0.12, out/kernel 0.1
+wq 12 4 8, wk 12 1 8, wo 4 8 12 -> {wq,wk} 0.12, wo 01.2
 # By the size: features are heads × head dimension.
 query/kernel 32 4 8, key/kernel 32 2 8 -> {query,key}/kernel 0.12
 out/kernel 4 8 32 -> out/kernel 01.2
 # Factors of LoRA
+o/(lora_a/kernel 4 8 2, lora_b/kernel 2 32) -> o/lora_a/kernel 01.2
+up/kernel_lora_a 32 2 -> up/kernel_lora_a 0.1
 down/w_lora_b 2 32 -> down/w_lora_b 0.1
 # A bias of outputs
 0/(kernel 3 3 128 128, bias 128) -> 0/kernel 012.3
@@ -41,8 +44,13 @@ out_proj/(kernel 1 1 4 8, bias 8) -> out_proj/kernel 012.3
 q_proj/(kernel 1 1 4 8, bias 8) -> q_proj/kernel 012.3
 # Two axes
 # A bias fits one end.
+linear/(weight 32 8, bias 32) -> linear/weight 1.0
 w1 32 8, b1 32 -> w1 1.0
 in_proj_weight 8 24, in_proj_bias 24 -> in_proj_weight 0.1
+# It fits both or none: the name decides.
+linear/(weight 8 8, bias 8) -> linear/weight 1.0
+linear/(kernel 8 8, bias 8) -> linear/kernel 0.1
+linear/(weight 32 8, bias 5) -> linear/weight 1.0
 # Convolutions
 conv1/(weight 64 3 1 7, bias 64 1 1) -> conv1/weight 123.0
 conv1/(weight 8 8 3 3, bias 8) -> conv1/weight 123.0
@@ -93,6 +101,7 @@ ASKED = """
 out/kernel 12 64 64 -> out/kernel 01.2 1.2 0.2 0.12 2.01 12.0
 # Siblings say that these are layers, or that heads come first.
 {query,key,value,out}/kernel 12 64 64 -> {key,query,value}/kernel 1.2 1.02, out/kernel 01.2 1.2
+query/(kernel 3 8 8, bias 3 8) -> query/kernel 1.2 1.02
 key/(kernel 3 8 8, bias 3 8) -> key/kernel 1.2 1.02
 out/(kernel 3 8 8, bias 3 8) -> out/kernel 1.2
 # They fit both.
@@ -100,19 +109,23 @@ query/kernel 8 8 2, out/kernel 8 2 8 -> out/kernel 01.2 1.2, query/kernel 0.12 1
 query/kernel 3 12 4 8 -> query/kernel 1.23 0.23 2.13
 # Convolutions
 conv/kernel 12 3 3 8 8 -> conv/kernel 0123.4 123.4 23.4
+conv/kernel 12 3 4 8 -> conv/kernel 012.3 12.3 02.3
 conv/kernel 64 3 7 7 -> conv/kernel 012.3 123.0 12.3 02.3
 conv/weight 3 3 4 8 -> conv/weight 123.0 012.3 23.1 23.0
 conv/(kernel 12 3 3 4 8, bias 12 8) -> conv/kernel 123.4
 # Stacks of layers
 mlp/(kernel 12 4 8, bias 12 8) -> mlp/kernel 1.2
 mlp/(kernel 12 4 8, bias 4 8) -> mlp/kernel 0.12 0.2
+mlp/(kernel 8 8 4, bias 8 4) -> mlp/kernel 1.2 0.12
 mlp/kernel 2 12 4 8 -> mlp/kernel 2.3 012.3 1.23 12.3 0.23 02.3
 layers/0/weight 8 3 7 7 -> layers/0/weight 123.0 3.2
+mlp/kernel 2 2 12 4 8 -> mlp/kernel 3.4
 mlp/(kernel 3 8 1, bias 3 1) -> mlp/kernel 1.2
 mlp/(weight 3 1 8, bias 3 1) -> mlp/weight 2.1 2.0 2.01
 conv/(kernel 3 5 4 1, bias 3 1) -> conv/kernel 12.3
 foo 12 4 8 -> foo 1.2 0.2 01.2 0.12 2.01 12.0
 # The other layer of an MLP has the same experts and layers.
+{wi_0,wi_1} 5 32 16, wo 5 16 32 -> {wi_*,wo} 1.2
 wi_0 5 3 32 16, wo 5 3 16 32 -> {wi_0,wo} 2.3
 wi/kernel 32 3 16, wo/kernel 16 3 32 -> {wi,wo}/kernel 0.2
 # A router, and both factors of LoRA in stacked layers
@@ -120,6 +133,7 @@ gate/kernel 32 5, experts/w 5 32 16 -> experts/w 1.2
 lora_a 3 32 2, lora_b 3 2 16 -> {lora_a,lora_b} 1.2
 lora_a 2 32 2, lora_b 2 2 16 -> lora_a 01.2 1.2, lora_b 0.12 1.2
 # Gemma's heads come first.
+q_einsum/w 4 32 8 -> q_einsum/w 1.02 1.2 0.2 01.2 0.12 2.01 12.0
 qkv_einsum/w 3 4 32 8 -> qkv_einsum/w 2.13 2.3 012.3 1.23 12.3 0.23 02.3
 """
 
