@@ -23,8 +23,7 @@ def jumping() -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("gamma", "dtype"),
-    [(1.0, "float32"), (1.01, "float32"), (3.0, "float32"), (1.01, "bfloat16")],
+    ("gamma", "dtype"), [(1.0, "float32"), (1.01, "float32"), (3.0, "float32"), (1.01, "bfloat16")]
 )
 def test_norms_grow_by_gamma_at_most_and_no_less(gamma, dtype):
     """By that of the step before, as limited; after a matrix of zeros any norm may come.

@@ -47,9 +47,6 @@ def test_huge_and_tiny_matrices_of_a_batch_get_the_length_and_zeros_stay(norm, s
     assert not found[3].any() and np.isnan(found[4]).all()
 
 
-# Spectral norms
-
-
 @pytest.mark.parametrize("name", HARD)
 def test_momenta_get_the_spectral_norm_of_the_transcription(name: str) -> None:
     """Up to the distance of the Schatten norm by products, which is above: at most 0.1 %."""

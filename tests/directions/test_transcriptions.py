@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,7 +15,7 @@ from tests.reference.cautious_updates import cautious_updates
 from tests.reference.mars import corrected_gradients, mars_factor
 from tests.reference.muon import momenta, newton_schulz
 from tests.reference.muon_eq import muon_eq
-from tests.shared.transcriptions import FULL_RANK, HARD, Case, assert_follows, spread
+from tests.shared.transcriptions import FULL_RANK, HARD, Case, assert_follows, scheduled, spread
 
 AMPLIFIED = 3.4445  # what an iteration makes of a rounding error at most
 ONE = {"wide": HARD["wide"]}  # two matrices, of which one has rows of zeros
@@ -60,9 +59,6 @@ def exactly_balanced(beta: float) -> Case:
     return Case(ours, theirs, FULL_RANK, 1e4)
 
 
-# Blends of the momentum and its approximate polar factor
-
-
 POLAR = curvax.orthogonalize(curvax.polar.newton_schulz(3, eps=0.0))
 MUON = curvax.scale_by_muon(b1=0.9, nesterov=False, method=curvax.polar.newton_schulz(3, eps=0.0))
 MOMENTUM = curvax.momentum(0.9)
@@ -90,10 +86,6 @@ def blend_of(form: str, weights: Any) -> Case:
     ours, options = FORMS[form]
     theirs = functools.partial(blended, weights=weights, **options)
     return Case(ours(MOMENTUM, MUON, weights), theirs, HARD, 2 * AMPLIFIED**3)
-
-
-def scheduled(values: np.ndarray) -> Any:
-    return lambda count: jnp.asarray(values)[count]
 
 
 def scheduled_blend() -> Case:
@@ -129,9 +121,6 @@ def gated(floor_end: int, fade_end: int) -> Case:
         return 1 - share, share
 
     return Case(ours, functools.partial(blended, weights=weights), ONE, 4 * AMPLIFIED**3)
-
-
-# Cautious updates, and MARS' corrected gradients
 
 
 def cautious(rescale: bool, scale: Any) -> Case:

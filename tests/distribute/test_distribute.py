@@ -66,9 +66,6 @@ AXES = {
 CUTS = ("whole", "by_row", "by_column", "by_both")
 
 
-# Every method, on every kind of mesh
-
-
 @pytest.mark.parametrize(("row", "kind", "cut"), cells(REGISTRY, AXIS_TYPES, CUTS, of=68))
 def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut: str) -> None:
     mesh = mesh_of(kind, *((2, 2) if cut == "by_both" else (4,)))
@@ -89,9 +86,6 @@ def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut
     parts = [x for x in divided_arrays(state) if x.ndim]
     assert all(not x.is_fully_replicated for x in parts)
     assert parts
-
-
-# Every other way in which an optimizer can differ
 
 
 class Variant(NamedTuple):

@@ -91,43 +91,43 @@ def test_a_step_exchanges_at_most_twice_the_matrices(
     specs = P(None, *LAYOUTS[layout]) if scanned else P(*LAYOUTS[layout])
     found = exchanged(make, shapes, specs, mesh)
     assert found and not any(x.inside for x in found)
-    matrices = 4 * sum(map(math.prod, shapes.values()))
-    received = sum(x.received(DEVICES) for x in found)
+    matrices, received = 4 * numbers(shapes), sum(x.received(DEVICES) for x in found)
     # Every device needs the updates of others' matrices, at the least of its own part of each.
     assert matrices / DEVICES <= received <= 2 * matrices
 
 
-@explicit_by_default
-def test_matrices_travel_along_rows_if_devices_do_not_divide_their_columns(kind: str) -> None:
-    """A device receives what it owns, twice each way, and not the whole gradients."""
-    mesh = mesh_of(kind, DEVICES)
-    shapes = {f"{i}/kernel": (32, 17) for i in range(DEVICES)}
-    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P("x"), mesh)
-    matrices = 4 * sum(map(math.prod, shapes.values()))
-    received = sum(x.received(DEVICES) for x in found)
-    assert 0 < received <= 4 * matrices / DEVICES
+FEWER = {f"{i}/up": (32, 64) for i in range(3)} | {f"{i}/down": (64, 32) for i in range(4)}
+UNEVEN = {f"{i}/kernel": (32, 17) for i in range(DEVICES)}
+LAYER = {"q": (16, 16), "up": (16, 64), "down": (64, 16)}
+TWELVE = {f"{i}/{name}": shape for i in range(12) for name, shape in LAYER.items()}
+
+
+def numbers(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes.values()))
+
+
+BOUNDS: dict[str, tuple[Any, P, float, float]] = {  # of the numbers that a device receives
+    # What it owns, twice each way, and not the whole gradients
+    "rows where devices do not divide columns": (UNEVEN, P("x"), 1, 4 * numbers(UNEVEN) / DEVICES),
+    # One matrix of each shape there and back, and not the gradients and the updates of all
+    "fewer matrices than devices": (FEWER, P(None, "x"), 1, 2 * (32 * 64 + 64 * 32)),
+    # As the docs say: of twelve layers eight are divided evenly, `B`; four are dealt out, `S` each.
+    "layers cut by rows": (
+        TWELVE,
+        P("x"),
+        numbers(LAYER),
+        4 * (8 * numbers(LAYER)) / DEVICES + 4 * numbers(LAYER),
+    ),
+}
 
 
 @explicit_by_default
-def test_of_fewer_matrices_than_devices_a_device_gets_one_of_each_shape(kind: str) -> None:
-    """And sends as much back; not the gradients of all, and the updates of all."""
-    mesh = mesh_of(kind, DEVICES)
-    shapes = {f"{i}/up": (32, 64) for i in range(3)} | {f"{i}/down": (64, 32) for i in range(4)}
-    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P(None, "x"), mesh)
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_device_receives_what_it_needs(name: str, kind: str) -> None:
+    mesh, (shapes, specs, least, most) = mesh_of(kind, DEVICES), BOUNDS[name]
+    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, specs, mesh)
     assert not any(x.inside for x in found)
-    received = sum(x.received(DEVICES) for x in found)
-    assert 0 < received <= 2 * (32 * 64 + 64 * 32) * 4
-
-
-@explicit_by_default
-def test_a_device_receives_what_the_docs_say_of_layers_cut_by_rows(kind: str) -> None:
-    """Of twelve layers eight are divided evenly, `B`; four are dealt out, `S` is one of them."""
-    mesh, one = mesh_of(kind, DEVICES), {"q": (16, 16), "up": (16, 64), "down": (64, 16)}
-    shapes = {f"{i}/{name}": shape for i in range(12) for name, shape in one.items()}
-    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P("x"), mesh)
-    layer = 4 * sum(map(math.prod, one.values()))
-    received = sum(x.received(DEVICES) for x in found)
-    assert layer <= received <= 4 * (8 * layer) / DEVICES + 4 * layer
+    assert 4 * least <= sum(x.received(DEVICES) for x in found) <= 4 * most
 
 
 def test_muon_gathers_far_less_often_than_optax_does() -> None:

@@ -14,15 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.cells import cells
-from tests.shared.layouts import (
-    KINDS,
-    LAYOUTS,
-    bound_of,
-    cost_of,
-    lowered,
-    optimizer_of,
-    share_of,
-)
+from tests.shared.layouts import KINDS, LAYOUTS, bound_of, cost_of, lowered, optimizer_of, share_of
 from tests.shared.meshes import AXIS_TYPES, ONE_SHAPE, abstract, as_on_one_device, given, mesh_of
 
 CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS]
@@ -116,29 +108,3 @@ def test_the_mesh_of_the_context_and_of_the_parameters() -> None:
     expected = curvax.state_sharding(curvax.muon(0.1, mesh=mesh), params, mesh)
     for optimizer in (inside, of_params):
         assert curvax.state_sharding(optimizer, params, mesh) == expected
-    with pytest.raises(ValueError, match=r"mesh must be .*Mesh\(.*set_mesh"):
-        curvax.muon(0.1, mesh=jax.sharding.get_mesh())
-
-
-def test_shardings_are_of_one_mesh() -> None:
-    mixed = {name: NamedSharding(mesh_of("auto", n), P()) for name, n in (("a", 2), ("b", 4))}
-    with pytest.raises(ValueError, match="mesh.*one mesh"):
-        optimizer_of(LAYOUTS["heads"], mesh=mixed)
-
-
-def test_shardings_of_other_parameters_are_named() -> None:
-    mesh = mesh_of()
-    optimizer = curvax.muon(0.1, mesh={"params/kernel": NamedSharding(mesh, P("x"))})
-    params = {"kernel": jnp.ones((4, 8))}
-    with pytest.raises(ValueError, match="mesh: .* none for 'kernel'.*params/kernel"):
-        optimizer.update(params, optimizer.init(params), params)
-
-
-@pytest.mark.parametrize("number", [4, 3])
-def test_a_direction_of_another_shape_is_named(number: int) -> None:
-    """Of matrices that are divided evenly, and of those that are left."""
-    params, _ = given({f"{i}/kernel": (4, 6) for i in range(number)}, 1)
-    transposing = optax.stateless(lambda g, _: jax.tree.map(lambda x: x.swapaxes(-1, -2), g))
-    optimizer = curvax.on_matrices(transposing, mesh=mesh_of())
-    with pytest.raises(ValueError, match="'4x6' must have the shape of their gradient"):
-        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)

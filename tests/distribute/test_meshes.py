@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.cells import cells
-from tests.helpers import assert_close, run_scanned, stacked
+from tests.helpers import assert_close, run_scanned, stacked, trajectory
 from tests.registry import NAMED, REGISTRY, Row
 from tests.shared.meshes import (
     ONE_SHAPE,
@@ -34,8 +34,7 @@ from tests.shared.meshes import (
     on_no_mesh,
     steps,
 )
-
-MIXED = (AxisType.Auto, AxisType.Explicit)
+from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 
 def other_meshes() -> dict[str, tuple[Mesh, Any]]:
@@ -102,19 +101,10 @@ def test_inside_shard_map(kind: str) -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind, 2, 2)
     optimizer = NAMED["muon"].make(mesh_axis=("y", "x"))
-
-    def trajectory(params: Any, gradients: Any) -> Any:
-        def step(state: Any, gradient: Any) -> Any:
-            return optimizer.update(gradient, state, params)[::-1]
-
-        return jax.lax.scan(step, optimizer.init(params), gradients)[1]
-
-    mapped = jax.shard_map(trajectory, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    updates = jax.jit(mapped)(on(mesh, params), on(mesh, stacked(gradients)))
+    directions = lambda *given: trajectory(optimizer)(*given)[0]  # noqa: E731
+    mapped = jax.shard_map(directions, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    updates = jax.jit(mapped)(on(mesh, stacked(gradients)), on(mesh, params))
     assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
-
-
-# Ways of running
 
 
 @explicit_by_default
@@ -138,23 +128,17 @@ def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> Non
     assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
 
 
-@functools.cache
-def direction_on_no_mesh() -> list[Any]:
-    """Muon's directions for `ONE_SHAPE`."""
-    params, gradients = given(ONE_SHAPE)
-    return run_scanned(curvax.on_matrices(NAMED["muon"].make_direction()), gradients, params)[0]
-
-
 @explicit_by_default
 def test_init_without_jit_and_with_uncommitted_parameters(kind: str) -> None:
     """Arrays that were not put anywhere; the divided part is compiled once."""
-    params, gradients = given(ONE_SHAPE)
-    optimizer = curvax.on_matrices(NAMED["muon"].make_direction(), mesh=mesh_of(kind))
+    (params, gradients), muon = given(ONE_SHAPE), NAMED["muon"].make_direction()
+    optimizer = curvax.on_matrices(muon, mesh=mesh_of(kind))
     step, state = jax.jit(optimizer.update), optimizer.init(params)
     for gradient in gradients:
         updates, state = step(gradient, state, params)
     assert step._cache_size() == 1
-    assert_close(updates, direction_on_no_mesh()[-1], NAMED["muon"].growth)
+    expected = run_scanned(curvax.on_matrices(muon), gradients, params)[0][-1]
+    assert_close(updates, expected, NAMED["muon"].growth)
 
 
 @explicit_by_default
@@ -168,9 +152,6 @@ def test_steps_can_be_scanned(kind: str) -> None:
     together = on(mesh_of(kind), stacked(gradients))
     _, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(state, together)
     assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
-
-
-# Inside of Optax
 
 
 def injected(row: Row, **mesh: Any) -> Any:
@@ -201,97 +182,67 @@ def test_traced_numbers_on_explicit_axes_are_refused() -> None:
         steps(optimizer, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
 
 
-# What is refused
+MESH, OTHER, PARAMS = mesh_of(), mesh_of("auto", 8), given(TWO_SHAPES)[0]
+FIVE = {f"{i}/kernel": jnp.ones((4, 6)) for i in range(5)}
+CODED = curvax.quantize_state(curvax.scale_by_muon(), block=4, min_elements=80)
+HALF_EXPLICIT = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Explicit))
+SEVERAL = {name: NamedSharding(mesh_of("auto", n), P()) for name, n in (("a", 2), ("b", 4))}
+BLOCKS = curvax.MatrixRule(block_size=3)
+POLAR = curvax.orthogonalize()
+TURNED = optax.stateless(lambda g, _: jax.tree.map(jnp.matrix_transpose, g))
+ELSEWHERE = {"params/kernel": NamedSharding(MESH, P("x"))}
+muon, shampoo, alice = (NAMED[name].make for name in ("muon", "shampoo", "alice"))
 
 
-def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
-    """What is done, and what the error has to name."""
-    params, gradients = given(TWO_SHAPES)
-    muon, shampoo, alice = (NAMED[name].make for name in ("muon", "shampoo", "alice"))
-    mesh, other = mesh_of(), mesh_of("auto", 8)
-
-    def placed(source: Any, target: Any) -> Any:
-        state = jax.eval_shape(source.init, params)
-        return curvax.place_state(target, params, curvax.portable_state(source, params, state))
-
-    return {
-        "unknown axis": (lambda: muon(mesh=mesh, mesh_axis="model"), r"mesh_axis.*'x'.*'model'"),
-        "no name": (lambda: muon(mesh=mesh, mesh_axis=0), r"axis.*0"),
-        "both kinds of axes": (
-            lambda: muon(mesh=jax.make_mesh((2, 2), ("x", "y"), axis_types=MIXED)),
-            "all Auto or all Explicit",
-        ),
-        "a rule by the size of a stack": (
-            lambda: curvax.assemble(
-                curvax.quantize_state(curvax.scale_by_muon(), block=4, min_elements=80),
-                0.1,
-                mesh=mesh,
-            ).init({f"{i}/kernel": jnp.ones((4, 6)) for i in range(5)}),
-            "depends on the number of matrices",
-        ),
-        "no axes": (lambda: muon(mesh=mesh, mesh_axis=()), "axis"),
-        "an axis twice": (lambda: muon(mesh=mesh, mesh_axis=("x", "x")), "axis.*'x'"),
-        "an abstract mesh": (lambda: muon(mesh=mesh.abstract_mesh), "mesh must be"),
-        "two places": (
-            lambda: curvax.distribute(curvax.orthogonalize(), mesh, axis_name="x"),
-            "axis_name='x'",
-        ),
-        "an axis without a mesh": (
-            lambda: curvax.distribute(curvax.orthogonalize(), axis="x"),
-            r"\baxis='x'",
-        ),
-        "nothing": (lambda: curvax.distribute(curvax.orthogonalize()), "mesh|axis_name"),
-        "outside of a map": (lambda: muon(mesh_axis="x").init(params), "'x' is not an axis"),
-        "gradients elsewhere": (
-            lambda: jax.jit(muon(mesh=mesh).update)(
-                on(other, gradients[0]), muon(mesh=mesh).init(params)
-            ),
-            "'0/kernel' is on the mesh",
-        ),
-        "codes around it": (
-            lambda: curvax.quantize_state(muon(mesh=mesh)).init(params),
-            "quantize_state.*mesh=",
-        ),
-        "another rank": (
-            lambda: placed(alice(mesh=mesh), alice(mesh=mesh, rank=2)),
-            r"portable.*basis.*\b2\b",
-        ),
-        "other blocks": (
-            lambda: placed(
-                shampoo(mesh=mesh), shampoo(mesh=mesh, matrices=curvax.MatrixRule(block_size=3))
-            ),
-            "portable.*blocks",
-        ),
-        "a divided state": (
-            lambda: curvax.place_state(
-                muon(mesh=mesh), params, jax.eval_shape(muon(mesh=mesh).init, params)
-            ),
-            "portable",
-        ),
-        "a state of one device": (
-            lambda: curvax.state_of(muon(mesh=mesh), params, muon().init(params), "0/kernel"),
-            "state has",
-        ),
-        "sharding on another mesh": (
-            lambda: curvax.state_sharding(muon(mesh=mesh), params, other),
-            "Mesh.*'x': 4.*'x': 8",
-        ),
-        "sharding of parameters elsewhere": (
-            lambda: curvax.state_sharding(muon(), on(other, params), mesh),
-            "'0/kernel' is on",
-        ),
-        "sharding without a mesh": (
-            lambda: curvax.state_sharding(muon(), params, "x"),
-            "mesh must be",
-        ),
-    }
+def moved(source: Any, target: Any) -> Any:
+    """The state of an optimizer for another one."""
+    state = jax.eval_shape(source.init, PARAMS)
+    return curvax.place_state(target, PARAMS, curvax.portable_state(source, PARAMS, state))
 
 
-@pytest.mark.parametrize("name", bad_inputs())
-def test_bad_input_is_named(name: str) -> None:
-    action, message = bad_inputs()[name]
-    with pytest.raises(ValueError, match=message):
-        action()
+def first_step(optimizer: Any, params: Any = PARAMS, gradients: Any = None) -> Any:
+    state, gradients = jax.eval_shape(optimizer.init, params), gradients or params
+    return jax.eval_shape(lambda g, s: optimizer.update(g, s, params), gradients, state)
+
+
+@wrong_calls("""
+muon(mesh=MESH, mesh_axis='model') -> mesh_axis | 'x' | 'model'
+muon(mesh=MESH, mesh_axis=0) -> axis | 0
+muon(mesh=MESH, mesh_axis=()) -> axis
+muon(mesh=MESH, mesh_axis=('x', 'x')) -> axis | 'x'
+muon(mesh=MESH.abstract_mesh) -> mesh must be
+muon(mesh=jax.sharding.get_mesh()) -> mesh must be | Mesh( | set_mesh
+muon(mesh=HALF_EXPLICIT) -> all Auto or all Explicit
+muon(mesh=SEVERAL) -> mesh | one mesh
+curvax.distribute(POLAR, MESH, axis_name='x') -> axis_name='x'
+curvax.distribute(POLAR, axis='x') -> axis='x' needs
+curvax.distribute(POLAR) -> mesh | axis_name
+muon(mesh_axis='x').init(PARAMS) -> 'x' is not an axis
+# A rule that asks for the size of a stack, and codes around a divided state
+curvax.assemble(CODED, 0.1, mesh=MESH).init(FIVE) -> depends on the number of matrices
+curvax.quantize_state(muon(mesh=MESH)).init(PARAMS) -> quantize_state | mesh=
+# Gradients, shardings and directions that do not fit
+jax.jit(muon(mesh=MESH).update)(on(OTHER, PARAMS), muon(mesh=MESH).init(PARAMS)) ->
+    '0/kernel' is on the mesh
+first_step(muon(mesh=ELSEWHERE), {'kernel': jnp.ones((4, 8))}) ->
+    mesh: | none for 'kernel' | params/kernel
+# Of matrices that are divided evenly, and of those that are left
+first_step(curvax.on_matrices(TURNED, mesh=MESH), dict(list(FIVE.items())[:4])) ->
+    '4x6' must have the shape of their gradient
+first_step(curvax.on_matrices(TURNED, mesh=MESH), dict(list(FIVE.items())[:3])) ->
+    '4x6' must have the shape of their gradient
+# States
+moved(alice(mesh=MESH), alice(mesh=MESH, rank=2)) -> portable | basis | 2
+moved(shampoo(mesh=MESH), shampoo(mesh=MESH, matrices=BLOCKS)) -> portable | blocks
+curvax.place_state(muon(mesh=MESH), PARAMS, jax.eval_shape(muon(mesh=MESH).init, PARAMS)) ->
+    portable
+curvax.state_of(muon(mesh=MESH), PARAMS, muon().init(PARAMS), '0/kernel') -> state has
+curvax.state_sharding(muon(mesh=MESH), PARAMS, OTHER) -> Mesh | 'x': 4 | 'x': 8
+curvax.state_sharding(muon(), on(OTHER, PARAMS), MESH) -> '0/kernel' is on
+curvax.state_sharding(muon(), PARAMS, 'x') -> mesh must be
+""")
+def test_bad_input_is_named(call: str, fragments: str) -> None:
+    assert_refused(call, fragments, globals())
 
 
 @pytest.mark.parametrize("spec", [P(), P(None, "x")], ids=["replicated", "sharded"])

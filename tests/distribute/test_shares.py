@@ -2,10 +2,6 @@
 
 import collections
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,8 +25,8 @@ from tests.shared.meshes import (
     given,
     mesh_of,
 )
+from tests.shared.processes import run_python
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = 100 if ALL_CELLS else 25
 
 
@@ -215,10 +211,5 @@ def test_processes_divide_alike_whatever_their_hashes() -> None:
     """Stacks of one price are dealt out in their order; each host of a mesh computes it anew."""
     shapes = {"large": (1, 80, 80)} | {f"{i}": (8, 32 + i, 64 - i) for i in range(4)}
     call = f"from curvax.transforms.distribute._shares import share; print(share({shapes}, 4))"
-    printed = {
-        subprocess.check_output(
-            [sys.executable, "-c", call], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT
-        )
-        for seed in ("1", "2")
-    }
-    assert printed == {f"{_shares.share(shapes, 4)}\n".encode()}
+    printed = {run_python("-c", call, PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert printed == {str(_shares.share(shapes, 4))}

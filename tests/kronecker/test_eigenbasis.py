@@ -1,14 +1,48 @@
-"""Transformations in eigenbases: a first step, narrow moments, and bases read one by one."""
+"""Transformations in eigenbases: AdEMAMix, a first step, narrow moments, bases read one by one."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import curvax
 from curvax.transforms.storage import _quantized
 from tests.helpers import assert_close
-from tests.shared.soap import soap_gradients, soap_trajectory
+from tests.reference.ademamix import soap_ademamix, warm_alpha, warm_b3
+from tests.shared.policies import stepped
+from tests.shared.soap import STEPS, growing_gradients, soap_gradients, soap_trajectory
+from tests.shared.transcriptions import Case, assert_follows, scheduled
+
+RATES: dict[str, Any] = {"b1": 0.9, "b2": 0.95, "b3": 0.99, "alpha": 3.0, "eps": 1e-8}
+WARM = {
+    "alpha": np.array([warm_alpha(t, 3.0, 12) for t in range(1, STEPS + 1)]),
+    "b3": np.array([warm_b3(t, 0.9, 0.99, 12) for t in range(1, STEPS + 1)]),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "warm", "periods"),
+    [((5, 5), {}, (1, 3, 7)), ((4, 9), {}, (1, 3, 7)), ((5, 5), WARM, (4,))],
+    ids=["square", "wide", "with a weight and a slow rate that warm up"],
+)
+def test_ademamix_in_an_eigenbasis_follows_the_transcription(
+    shape: tuple[int, int], warm: Any, periods: tuple[int, ...]
+) -> None:
+    rates = RATES | {name: scheduled(values) for name, values in warm.items()}
+    inner, theirs = optax.contrib.scale_by_ademamix(**rates), RATES | warm
+    case = Case(
+        lambda k: curvax.in_eigenbasis(inner, refresh=curvax.every(k), method="eigh"),
+        lambda g, k: soap_ademamix(g, K=k, **theirs),
+        {"": growing_gradients(shape)},
+        1e3,
+        {"inner.nu": ("v", None)},
+        periods=periods,
+        factor=64.0,
+    )
+    assert_follows(case)
 
 
 def test_no_rounding_noise_is_raised_to_the_length_of_an_entry() -> None:
@@ -42,19 +76,12 @@ def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
     wrapped = curvax.in_eigenbasis(optax.scale_by_adam(), **settings)
     draw = np.random.default_rng(0)
     shapes = {"large": (2, 6, 9), "small": (3, 4)}
-    gradients = [
-        {name: np.float32(draw.standard_normal(x)) for name, x in shapes.items()} for _ in range(4)
-    ]
+    gradients = {k: draw.standard_normal((4, *x), np.float32) for k, x in shapes.items()}
 
     def run(start):
         monkeypatch.setattr(_quantized, "SINGLY_FROM", start)
-        update = jax.jit(lambda g, s: wrapped.update(g, s))
-        state, found = jax.jit(wrapped.init)(gradients[0]), []
-        for g in gradients:
-            directions, state = update(g, state)
-            found.append(directions)
-        return found, state
+        return list(stepped(wrapped, gradients))
 
     at_once, one_by_one = run(1000), run(5)
     assert_close(one_by_one, at_once, 256)
-    assert jax.tree.leaves(one_by_one[1]["large"].inner)[0] == len(gradients)
+    assert jax.tree.leaves(one_by_one[-1][1]["large"].inner)[0] == 4

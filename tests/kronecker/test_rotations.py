@@ -16,6 +16,7 @@ from tests.cells import cells
 from tests.helpers import at, scanned
 from tests.shared.damage import damaged
 from tests.shared.factors import factors_of, statistic_of
+from tests.shared.programs import text_for
 from tests.shared.soap import soap_trajectory
 
 INF = float("inf")
@@ -41,13 +42,11 @@ def _turning(condition: float) -> np.ndarray:
     return np.stack(found).astype(np.float32)
 
 
-def _soap(refresh: Any = 1, **options: Any) -> Any:
-    return curvax.scale_by_soap(method="rotations", refresh=refresh, limit=INF, **options)
+def LEFT(refresh: Any = 1) -> Any:
+    return curvax.scale_by_soap(method="rotations", refresh=refresh, limit=INF, side="left")
 
 
-# Compiled once for all tests.
-LEFT = functools.partial(_soap, side="left")
-SOAP = LEFT()
+SOAP = LEFT()  # compiled once for all tests
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])
@@ -115,9 +114,6 @@ def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
         for o, h in zip(off, states.left.statistic, strict=True)
     ]
     np.testing.assert_allclose(states.left.proxy[1:], shares[1:], rtol=1e-4)
-
-
-# Inverse roots
 
 
 @functools.cache
@@ -228,12 +224,8 @@ def test_no_program_for_an_accelerator_decomposes(name: str, platform: str) -> N
     for method, decomposes in ({None: False} | asked).items():
         options = {} if method is None else {"method": method}
         made = getattr(curvax, f"scale_by_{name}")(**options)
-        update = jax.jit(made.update).trace(x, jax.eval_shape(made.init, x), x)
-        text = update.lower(lowering_platforms=(platform,)).as_text()
+        text = text_for(platform, made.update, x, jax.eval_shape(made.init, x), x)
         assert any(x in text for x in DECOMPOSITIONS) == decomposes, method
-
-
-# Beginnings that were hard for bases
 
 
 B = 0.9

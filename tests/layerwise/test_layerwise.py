@@ -15,6 +15,7 @@ import curvax
 from tests.cells import cells
 from tests.helpers import assert_close, normal, normal_like
 from tests.registry import NAMED, REGISTRY, Row
+from tests.shared.programs import temporaries
 from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 LAYERS, STEPS = 3, 30
@@ -47,7 +48,6 @@ def loss(x: Any) -> Any:
 
 
 def scanned(block: Any, layers: Any, x: Any) -> Any:
-    """All layers."""
     return jax.lax.scan(lambda x, layer: (block(layer, x), None), x, layers)[0]
 
 
@@ -109,7 +109,6 @@ def test_equals_the_ordinary_step(row: Row) -> None:
 
 
 def over_layers(f: Any, wrap: Any = lambda update: update) -> optax.GradientTransformation:
-    """Applies `f` to each leaf."""
     return optax.GradientTransformation(
         lambda params: (), lambda g, state, params=None: (jax.tree.map(wrap(f), g), state)
     )
@@ -143,7 +142,7 @@ OTHERS: dict[str, Any] = {
     "clipping around coded moments": lambda: optax.chain(curvax.clip_by_last_norm(0.5), in_codes()),
     "staggered refreshes": lambda: curvax.soap(0.01, **STAGGERED),
     "staggered bases": lambda: curvax.galore(0.01, rank=2, **STAGGERED),
-    "blocks": lambda: curvax.soap(0.01, matrices=curvax.MatrixRule(block_size=3), **SPECIFIED),
+    "blocks": lambda: curvax.racs(0.01, matrices=curvax.MatrixRule(block_size=3), **SPECIFIED),
 }
 
 
@@ -246,9 +245,6 @@ def test_one_bad_layer_shows_in_a_flag_of_all_layers_and_has_its_share_of_the_la
         assert_close(state.inner_state.squares, 2.0)
 
 
-# What cannot be done is refused.
-
-
 def traced(optimizer: Any) -> None:
     """A forward and a backward pass, without their numbers."""
     layers = stacked_layers()
@@ -310,24 +306,11 @@ def test_a_backward_pass_in_both_branches() -> None:
     assert_close(moved - layers["down"]["kernel"], layers["down"]["kernel"] - back, 64.0)
 
 
-# Memory.
-
-
 def square(layer: Any, x: Any) -> Any:
     return x + jnp.tanh(x @ layer["kernel"])
 
 
-def temporaries(step: Any, *given: Any) -> int:
-    """Bytes, of a step of layers and states that are donated and updated in place."""
-    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(*given)
-    found: Any = lowered.compile().memory_analysis()
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves(given[:2])]
-    assert found.alias_size_in_bytes >= sum(sizes)
-    return found.temp_size_in_bytes
-
-
 def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:
-    """Temporaries do not grow with the gradients."""
     width, number = 64, 40
     layers = {"kernel": jax.ShapeDtypeStruct((number, width, width), jnp.float32)}
     optimizer = curvax.muon(0.1, weight_dimension_numbers={"kernel": AXES["*kernel"]})

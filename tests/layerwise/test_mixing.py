@@ -119,7 +119,6 @@ def of_its_place(g: Any) -> Any:
 KEY, TABLE = jax.random.key(0), jnp.linspace(0, 1, 100)
 ALONG_LAYERS = {
     "powers of the index": by_layer(lambda number: 0.5 ** jnp.arange(number)),
-    "linspace": by_layer(lambda number: jnp.linspace(0, 1, number)),
     "linspace of NumPy": by_layer(lambda number: np.linspace(0, 1, number, dtype=np.float32)),
     "the first layers": by_layer(lambda number: jnp.arange(number) < 2),
     "the number of layers": lambda g: g / len(g),
@@ -170,16 +169,12 @@ ALONG_LAYERS = {
     "a sign by its parity": lambda g: -g if len(g) % 2 else g,
     "an axis by its parity": lambda g: jnp.flip(g, 1 if len(g) % 2 else -1),
     "a dtype by its parity": lambda g: g.astype("bfloat16").astype(g.dtype) if len(g) % 2 else g,
-    "norms by its parity": lambda g: unit_of_each(g) if len(g) % 2 else g,
     "a place by its parity": lambda g: g * jax.lax.dynamic_slice_in_dim(g, len(g) % 2, 1, 1),
     "its logarithm": lambda g: jax.lax.fori_loop(0, int(np.log2(len(g))), lambda _, x: x / 2, g),
     "the number as a bound": lambda g: jnp.clip(g, -len(g), len(g)),
     "the number less one": lambda g: g * jnp.float32(1 / (len(g) - 1)),
     "a sum of ones": lambda g: g / jnp.sum(jnp.ones(len(g), int)),
     "the number as a seed": lambda g: g * jax.random.uniform(jax.random.key(len(g))),
-    "the number in a key": lambda g: (
-        g * jax.random.uniform(jax.random.fold_in(jax.random.key(0), len(g)))
-    ),
     "so many entries further": lambda g: jnp.roll(g, len(g), 1),
     "so many zeros": lambda g: padded(g, len(g)),
     "half as many rounds": halved_until(lambda g: len(g) // 2),

@@ -13,14 +13,8 @@ from flax import nnx
 import curvax
 from tests.cells import cells
 from tests.helpers import assert_close, normal
-from tests.layerwise.test_layerwise import (
-    SPECIFIED,
-    assert_same_steps,
-    square,
-    steps_of,
-    temporaries,
-    trained,
-)
+from tests.layerwise.test_layerwise import SPECIFIED, assert_same_steps, square, steps_of, trained
+from tests.shared.programs import temporaries
 
 VOCABULARY, WIDTH, SGD = 11, 6, optax.sgd(0.1)
 
@@ -169,8 +163,6 @@ def test_one_gradient_at_a_time_and_in_place() -> None:
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
     assert temporaries(step, layers, states, x) < 4 * (4 * width**2)
 
-
-# Layers of Flax: `nn.scan`, and `nnx.vmap`.
 
 LAYERS = 3
 OPTIMIZER = curvax.muon(0.01, **SPECIFIED)

@@ -15,36 +15,28 @@ from curvax.transforms._side import Side
 from curvax.transforms.linalg import _by_products, _loops, _polar, _products
 from curvax.transforms.refresh import _due
 from tests.helpers import assert_close, normal_like
+from tests.shared.programs import text_for
 from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
 STACK = jax.ShapeDtypeStruct((NUMBER, ROWS, COLUMNS), jnp.float32)
-SEVENTH = curvax.every(7, first=False)
-SOAP = curvax.scale_by_soap(refresh=SEVENTH)
-SHAMPOO = curvax.scale_by_shampoo(refresh=SEVENTH, statistics_every=1, graft=None)
+SOAP = curvax.scale_by_soap(refresh=curvax.every(7, first=False))
 FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
     "x xᵀ": lambda x: _loops.in_turn(functools.partial(_products.gram, side=Side.LEFT), x),
     "xᵀ x": lambda x: _loops.in_turn(functools.partial(_products.gram, side=Side.RIGHT), x),
     "statistics and bases": lambda x: SOAP.update(x, SOAP.init(x))[0],
-    "statistics and roots": lambda x: SHAMPOO.update(x, SHAMPOO.init(x))[0],
     "in full precision": lambda x: _products.exact_product(x, x, transpose_a=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
     "of range": lambda x: _by_products.polar_by_products(x, size=COLUMNS),
 }
 
 
-PLATFORMS = ("cpu", "cuda", "tpu")
-
-
 def programs(f: Callable[[jax.Array], jax.Array]) -> dict[str, str]:
     """What XLA takes, for a stack, on each platform."""
-    anew = jax.jit(lambda x: f(x))  # the number of devices is not part of a trace's key
-    traced = anew.trace(STACK)
-    return {x: traced.lower(lowering_platforms=(x,)).as_text() for x in PLATFORMS}
+    return {x: text_for(x, f, STACK) for x in ("cpu", "cuda", "tpu")}
 
 
 def has_products_of_stacks(text: str) -> bool:
-    """Whether a product has the axis of the stack."""
     return any(f"tensor<{NUMBER}x" in line for line in text.splitlines() if "dot_general" in line)
 
 

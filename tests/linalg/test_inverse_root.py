@@ -49,7 +49,6 @@ def _positive(condition: float, dtype: str, order: int = N) -> np.ndarray:
 
 
 def _symmetric(a: np.ndarray) -> np.ndarray:
-    """The lower triangles, mirrored, in float64."""
     a = np.asarray(a, np.float64)
     return np.tril(a) + np.swapaxes(np.tril(a, -1), -1, -2)
 
@@ -65,7 +64,6 @@ def _singular(rank: int, order: int = N) -> np.ndarray:
 
 
 def _near_one(a: np.ndarray) -> np.ndarray:
-    """Matrices over the powers of two next to their norms."""
     return a / 2 ** np.round(np.log2(np.linalg.norm(a, 2, axis=(-2, -1))))[:, None, None]
 
 
@@ -116,9 +114,6 @@ def _identity_error(x, root: int, a: np.ndarray) -> np.ndarray:
 
 def _bound(condition: float, dtype: str) -> float:
     return N * (1 + condition) * float(np.finfo(dtype).eps)
-
-
-# Well-posed roots
 
 
 _largest = jax.jit(curvax.power_iteration)

@@ -12,16 +12,10 @@ import scipy.linalg
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import curvax
-from curvax.transforms.linalg import (
-    _by_products,
-    _cholesky,
-    _eigh,
-    _polar,
-    _products,
-    _qr,
-)
+from curvax.transforms.linalg import _by_products, _cholesky, _eigh, _polar, _products, _qr
 from tests.cells import cells
 from tests.helpers import assert_close, orthogonal, with_spectrum
+from tests.shared.programs import text_for
 from tests.tpu_forms import forms_of_tpus
 
 EPS = float(np.finfo(np.float32).eps)
@@ -50,7 +44,6 @@ SHAPES = dict(cells([("wide", (ORDER, ORDER + 40)), ("tall", (ORDER + 40, ORDER)
 
 
 def matrices(shape: tuple[int, int]) -> np.ndarray:
-    """A float32 matrix of each spectrum."""
     keys = jax.random.split(jax.random.key(0), len(SPECTRA))
     found = [with_spectrum(key, *shape, s) for key, s in zip(keys, SPECTRA.values(), strict=True)]
     return np.stack(found).astype(np.float32)
@@ -191,11 +184,6 @@ def test_singular_values_are_decided_within_a_factor_of_2_of_the_cutoff(shape):
         assert abs(values[-1] - result) <= NOISE, relative
 
 
-def polynomial(row: tuple[float, float, float], values: np.ndarray) -> np.ndarray:
-    a, b, c = row
-    return a * values + b * values**3 + c * values**5
-
-
 @pytest.mark.parametrize("eps", [EPS, float(np.finfo(np.float64).eps)])
 @pytest.mark.parametrize("size", [1, 4, 160, 640, 16384])
 def test_the_rows_make_a_step_at_the_cutoff(size, eps):
@@ -208,8 +196,8 @@ def test_the_rows_make_a_step_at_the_cutoff(size, eps):
     )
     for values, result in ((below, 0), (above, 1)):
         values = largest * values
-        for row in rows:
-            values = polynomial(row, values)
+        for a, b, c in rows:
+            values = a * values + b * values**3 + c * values**5
         assert np.abs(values - result).max() <= 1e-12
 
 
@@ -299,7 +287,7 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
         "cholesky": _cholesky.lower_factor,
     }
     for name, f in functions.items():
-        text = jax.jit(f).trace(shape).lower(lowering_platforms=("tpu",)).as_text()
+        text = text_for("tpu", f, shape)
         assert set(re.findall(r"custom_call @(\w+)", text)) <= {"Eigh"}, name
         for kind, width in WIDEST.items():
             found = re.findall(rf"stablehlo\.{kind}\b.*-> tensor<.*?x(\d+)xf32>", text)
@@ -309,8 +297,7 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
 
 def calls_on_a_gpu(f, *shape: int) -> set[tuple[str, str]]:
     """The libraries' functions in a program for a GPU, and the first operand of each."""
-    given = jax.ShapeDtypeStruct(shape, jnp.float32)
-    text = jax.jit(f).trace(given).lower(lowering_platforms=("cuda",)).as_text()
+    text = text_for("cuda", f, jax.ShapeDtypeStruct(shape, jnp.float32))
     calls = re.findall(r"custom_call @(\w+)\(.*: \(tensor<([\dx]+)xf32>", text)
     return {(name, operand) for name, operand in calls if name.startswith("cu")}
 
@@ -319,8 +306,8 @@ def test_programs_for_a_gpu_have_no_svd(on_a_tpu):
     """cuSOLVER's go one after the other, and take ten to a hundred times as long as products."""
     on_a_tpu.close()
     for f in (curvax.polar_svd, _polar.polar_qr_svd, curvax.polar_qdwh):
-        assert not calls_on_a_gpu(lambda x, f=f: f(x), 9, 20, 30)
-    names = {name for name, _ in calls_on_a_gpu(lambda x: _eigh.thin_svd(x), 20, 30)}
+        assert not calls_on_a_gpu(f, 9, 20, 30)
+    names = {name for name, _ in calls_on_a_gpu(_eigh.thin_svd, 20, 30)}
     assert any("syevd" in name for name in names) and not any("svd_" in name for name in names)
 
 
@@ -329,6 +316,6 @@ def test_gpus_take_many_matrices_at_once_and_a_few_in_turn(function, on_a_tpu):
     """A batched QR of cuBLAS takes many times as long as a loop of single ones."""
     on_a_tpu.close()
     f = {"bases": _qr.bases_of, "reflectors": _qr.reflectors_of}[function]
-    few = calls_on_a_gpu(lambda x: f(x), _qr.MANY - 1, 30, 30)
+    few = calls_on_a_gpu(f, _qr.MANY - 1, 30, 30)
     assert {operand for name, operand in few if "geqrf" in name} == {"30x30"}
-    assert not calls_on_a_gpu(lambda x: f(x), _qr.MANY, 30, 30)
+    assert not calls_on_a_gpu(f, _qr.MANY, 30, 30)

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+import curvax
 from curvax import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from curvax.transforms.linalg._polar import coefficient_rows
 from tests.cells import cells
 from tests.helpers import assert_close, with_spectrum
+from tests.reference.muon import newton_schulz as transcribed
+from tests.reference.polar_express import composition, deepseek_v4, polar_express_for
 
 _newton_schulz = jax.jit(newton_schulz, static_argnums=(1, 2))
 
@@ -43,7 +46,6 @@ def _matrices(shape: tuple[int, int], seed: int = 0) -> np.ndarray:
 
 
 def _of_spectra(shape: tuple[int, int], spectra: list[np.ndarray], seed: int) -> np.ndarray:
-    """One float32 matrix of each spectrum."""
     keys = jax.random.split(jax.random.key(seed), len(spectra))
     matrices = [with_spectrum(key, *shape, s) for key, s in zip(keys, spectra, strict=True)]
     return np.stack(matrices).astype(np.float32)
@@ -61,13 +63,9 @@ def _gram(x: Any) -> np.ndarray:
     return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
 
 
-def _singular_values(x: Any) -> np.ndarray:
-    return np.linalg.svd(np.asarray(x, np.float64), compute_uv=False)
-
-
-def _composed(name: str, steps: int, values: np.ndarray) -> np.ndarray:
-    """What `steps` iterations make of singular values, in float64."""
-    for a, b, c in coefficient_rows(name, steps):
+def _composed(name: Any, steps: int, values: np.ndarray) -> np.ndarray:
+    """What `steps` iterations make of singular values, in float64; or those of rows."""
+    for a, b, c in coefficient_rows(name, steps) if isinstance(name, str) else name:
         values = a * values + b * values**3 + c * values**5
     return values
 
@@ -185,7 +183,7 @@ def test_null_spaces_are_kept_or_filled_and_ranges_are_right(method, shape):
     u, _, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
     noise = _amplification("quintic", 5) * EPS if method == "newton_schulz" else EPS
     for i, rank in enumerate(ranks):
-        values = _singular_values(factors[i])
+        values = np.linalg.svd(factors[i], compute_uv=False)
         assert values[:rank].min() > 0.68
         if method == "svd":
             assert_close(factors[i], u[i, :, :rank] @ vt[i, :rank], condition=5.0, eps=EPS)
@@ -257,3 +255,41 @@ def test_aol_saves_an_iteration_and_bends_the_limit():
 
     assert error(square, 4, "aol") < error(square, 5, "frobenius")
     assert error(wide, 6, "frobenius") < 1e-3 < error(wide, 6, "aol") < 0.02
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5, 9])
+def test_rows_equal_the_transcription(steps: int) -> None:
+    """Late rows come from an interval whose width cancels: they differ, but not in their effect."""
+    for settings, theirs in (
+        ({}, polar_express_for(steps)),
+        ({"cushion": 0.1, "safety": 1.0}, composition(steps, cushion=0.1)),
+        ({"lower": 0.05}, polar_express_for(steps, lower=0.05)),
+    ):
+        ours, lower = curvax.polar_express(steps, **settings), settings.get("lower", 1e-3)
+        assert np.shape(ours) == (steps, 3)
+        assert_close(np.array(ours)[:4], np.array(theirs)[:4], 1, eps=1e-9)
+        values = np.geomspace(lower, 1, 2000)
+        made = [_composed(rows, steps, values) for rows in (ours, theirs)]
+        assert_close(*made, 1, eps=1e-9)
+
+
+def test_rows_for_a_number_of_steps_are_the_best_of_so_many() -> None:
+    def distance(rows: Any) -> float:
+        return float(np.abs(_composed(rows, 0, np.geomspace(1e-3, 1, 2000)) - 1).max())
+
+    express = partial(curvax.polar_express, safety=1.0, cushion=0.0)
+    found = [distance(express(steps)) for steps in (3, 4, 5, 6)]
+    assert sorted(found, reverse=True) == found and found[-1] < 0.1 < found[0]
+    for name in ("classical", "quintic", "polar_express"):
+        rows = NEWTON_SCHULZ_COEFFICIENTS[name]
+        assert distance((rows * 6 if len(rows) == 1 else rows)[:6]) > found[-1]
+
+
+@pytest.mark.parametrize("steps", [6, 10, 12])
+def test_deepseek_v4_takes_eight_steps_and_two(steps: int) -> None:
+    method = curvax.polar.newton_schulz(steps, coefficients="deepseek_v4", eps=0.0)
+    with jax.enable_x64(True):
+        for shape in ((6, 9), (9, 4)):
+            x = np.random.default_rng(0).standard_normal(shape)
+            expected = transcribed(x, deepseek_v4(steps), eps=0.0)
+            assert_close(jax.jit(method.factor)(x), expected, condition=3.4445**8)

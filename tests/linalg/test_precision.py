@@ -16,6 +16,7 @@ from curvax.transforms.linalg._products import at, exact_product, multiplied, sq
 from curvax.transforms.linalg._qr import qr
 from tests.cells import cells
 from tests.helpers import generator, orthogonal, scanned
+from tests.shared.programs import text_for
 
 ORDER, COLUMNS, STEPS = 24, 40, 20
 G = np.float32(generator(jax.random.key(0)).standard_normal((STEPS, ORDER, COLUMNS)))
@@ -77,10 +78,6 @@ def test_each_operation_has_its_own_level(name: str) -> None:
     assert (first != second).any() and (second != third).any() and (first != third).any()
 
 
-def lowered(platform: str, f: Any, *given: Any) -> str:
-    return jax.jit(f).trace(*given).lower(lowering_platforms=(platform,)).as_text()
-
-
 def passes(text: str) -> list[int]:
     """Of the products with an algorithm: how many products of bfloat16 each is."""
     return [int(x) for x in re.findall(r"num_primitive_operations = (\d)", text)]
@@ -92,7 +89,7 @@ def test_programs_for_devices_have_the_presets(platform: str) -> None:
     products = curvax.products(step="bf16x3", statistics="bf16", refresh="bf16x6")
     direction = curvax.scale_by_soap(method="rotations", refresh=1, products=products)
     state = jax.eval_shape(direction.init, like)
-    text = lowered(platform, direction.update, like, state)
+    text = text_for(platform, direction.update, like, state)
     count = {x: passes(text).count(x) for x in (1, 3, 6)}
     # A rotation has six products, and the gradient and its average turn along, on both sides.
     assert count == {1: 2, 3: 4, 6: 2 * (6 + 2)}
@@ -108,7 +105,7 @@ def test_statistics_and_refreshes_are_in_halves_where_devices_have_them(
     like = jax.ShapeDtypeStruct((3, ORDER, COLUMNS), jnp.float32)
     direction = curvax.scale_by_soap(method=method, refresh=1)
     state = jax.eval_shape(direction.init, like)
-    found = passes(lowered(platform, direction.update, like, state))
+    found = passes(text_for(platform, direction.update, like, state))
     halved = 2 * (1 + 6 + 2)  # a Gram product, a rotation, and what turns along
     assert found == ([] if method or platform == "cpu" else halved * [3])
 
@@ -116,7 +113,7 @@ def test_statistics_and_refreshes_are_in_halves_where_devices_have_them(
         compute_capability = "7.5"
 
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert passes(lowered("cuda", lambda *x: direction.update(*x), like, state)) == []
+    assert passes(text_for("cuda", direction.update, like, state)) == []
 
 
 def test_products_with_reflectors_have_the_level_of_a_step() -> None:
@@ -124,7 +121,7 @@ def test_products_with_reflectors_have_the_level_of_a_step() -> None:
     storage, products = curvax.packed(min_elements=1), curvax.products(step="bf16x3")
     direction = curvax.scale_by_soap(side="left", storage=storage, products=products)
     state = jax.eval_shape(direction.init, like)
-    found = passes(lowered("cuda", direction.update, like, state))
+    found = passes(text_for("cuda", direction.update, like, state))
     assert len(found) >= 2 and {*found} == {3}
 
 
@@ -139,7 +136,7 @@ def test_decompositions_have_no_level(decomposed: Any) -> None:
             return decomposed(x), exact_product(x, x)
 
     for platform in ("cuda", "tpu"):
-        assert passes(lowered(platform, leveled, square)) == [1]  # of the product beside it
+        assert passes(text_for(platform, leveled, square)) == [1]  # of the product beside it
 
 
 def graded(condition: float) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ from curvax.transforms._side import LEFT, RIGHT, Side
 from curvax.transforms.linalg._products import gram, multiplied, square_of_lower
 from tests.cells import cells
 from tests.helpers import TO_READ, assert_close, normal_like
+from tests.shared.programs import temporaries
 
 BATCHES = ((), (1,), (2, 3))
 
@@ -28,10 +29,7 @@ def test_products_are_numpys(batch: tuple[int, ...]) -> None:
 
     @jax.jit
     def products(a: jax.Array, b: jax.Array, c: jax.Array) -> list[jax.Array]:
-        found = [
-            multiplied(a, b, precision, (-1, -1)),
-            multiplied(a, c, precision, (-2, -2)),
-        ]
+        found = [multiplied(a, b, precision, (-1, -1)), multiplied(a, c, precision, (-2, -2))]
         return found + [gram(a, side, precision) for side in Side]
 
     x, y, z = (np.asarray(m, np.float64) for m in (a, b, c))
@@ -69,23 +67,19 @@ def test_a_guard_needs_no_more_than_one_copy_of_the_gradients(make: Any) -> None
     shapes = {"square": (1, 64, 64), "wide": (1, 64, 256), "tall": (1, 256, 64)}
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
-    def temporaries(transformation: optax.GradientTransformation) -> int:
+    def of(transformation: optax.GradientTransformation) -> int:
         def step(params: Any, state: Any) -> tuple[Any, Any]:
             made = jax.tree.map(lambda x: jnp.cumsum(x, axis=-1), params)
             gradients = jax.lax.optimization_barrier(made)  # as written by a backward pass
             updates, state = transformation.update(gradients, state, params)
             return optax.apply_updates(params, updates), state
 
-        lowered = jax.jit(step, donate_argnums=(0, 1)).lower(
-            params, jax.eval_shape(transformation.init, params)
-        )
-        memory = lowered.compile(compiler_options=TO_READ).memory_analysis()
-        assert memory is not None
-        return memory.temp_size_in_bytes
+        state = jax.eval_shape(transformation.init, params)
+        return temporaries(step, params, state, options=TO_READ)
 
     axes = {"*": curvax.MatrixAxes(rows=1, columns=2)}
     view = functools.partial(
         curvax.on_matrices, make(refresh=3), stack=False, weight_dimension_numbers=axes
     )
     copy = sum(4 * math.prod(shape) for shape in shapes.values())
-    assert temporaries(view(guard=True)) <= temporaries(view(guard=False)) + copy
+    assert of(view(guard=True)) <= of(view(guard=False)) + copy

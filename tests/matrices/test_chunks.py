@@ -1,7 +1,6 @@
 """Large stacks in chunks: the same numbers and states, in the memory of one chunk."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import curvax
 from curvax.transforms.matrices import _chunks
 from tests.cells import cells
 from tests.helpers import assert_close, gradients_like, run_scanned
+from tests.shared.programs import temporaries_per_gradient
 
 SHAPES = {f"a{i}": (4, 6) for i in range(7)} | {"scanned": (5, 6, 4), "alone": (3, 3)}
 AXES = {"*": curvax.MatrixAxes(rows=-2, columns=-1)}
@@ -41,7 +41,6 @@ def gradients(steps: int = 4) -> list[dict[str, np.ndarray]]:
 
 
 def view_of(name: str) -> optax.GradientTransformation:
-    """The matrix view of a direction."""
     only = name == "galore"  # which has a guard of its own
     return curvax.on_matrices(
         DIRECTIONS[name](), weight_dimension_numbers=AXES, guard=not only, projects=only
@@ -108,22 +107,7 @@ def test_chunks_are_even_and_of_bounded_size(shape, size) -> None:
 def test_a_train_step_needs_little_beside_its_gradients(monkeypatch) -> None:
     """Directions are written over the gradients, and other temporaries are those of a chunk."""
     layers, order = 24, 96
-    params = {"kernel": jnp.zeros((layers, order, order))}
-    x = jnp.ones((order, 8))
-
-    def temporaries() -> float:
-        """Of the step, in units of the gradients."""
-        optimizer = curvax.racs(0.1, weight_dimension_numbers=AXES)
-
-        def step(params, state):
-            grads = jax.grad(lambda p: jnp.sum(jnp.tanh(p["kernel"] @ x)))(params)
-            updates, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
-
-        jitted = jax.jit(step, donate_argnums=(0, 1))
-        found: Any = jitted.lower(params, optimizer.init(params)).compile().memory_analysis()
-        return found.temp_size_in_bytes / params["kernel"].nbytes
-
-    assert temporaries() > 1.9
+    racs = lambda: curvax.racs(0.1, weight_dimension_numbers=AXES)  # noqa: E731
+    assert temporaries_per_gradient(racs(), layers, order) > 1.9
     monkeypatch.setattr(_chunks, "CHUNK", 2 * order * order)
-    assert temporaries() < 1.2
+    assert temporaries_per_gradient(racs(), layers, order) < 1.2

@@ -14,9 +14,7 @@ from curvax import MatrixAxes, MatrixRule
 from curvax.transforms.matrices._form import matrix_forms
 from tests.helpers import computations, run
 from tests.shared.rules import Shapes, abstract, offered, treated
-
-# Specifications
-
+from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 SPEC_PARAMS = {
     "dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)},
@@ -109,9 +107,6 @@ def test_a_path_with_brackets_matches_itself() -> None:
         treated({"layers/0/w": (4, 8)}, said)
 
 
-# Selections
-
-
 @pytest.mark.parametrize(
     "selection",
     [
@@ -170,9 +165,6 @@ def test_a_pattern_may_match_only_parameters_that_are_excluded_otherwise(
         assert ("rows" in fields, "nu" in fields) == (name == "a", name != "a")
 
 
-# Guesses, and errors
-
-
 GUESSES: dict[str, Shapes] = {
     "two axes": {"mixing": (4, 8)},
     "a depthwise convolution has the same shape": {"conv1d/kernel": (4, 1, 64)},
@@ -197,53 +189,44 @@ def test_guesses_say_so_and_are_errors_on_demand(why: str, rule: MatrixRule) -> 
     assert treated({"up/kernel": (4, 8)}, strict) == {"up/kernel": MatrixAxes(0, 1)}
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MatrixRule(curvax.rules), "curvax.rules; give a rule of it"),  # pyright: ignore
-        (lambda: MatrixRule(curvax.rules.linen.family), "matrices is a rule or its family"),
-        (lambda: MatrixRule("linen"), "'linen'; give the rule, matrices=curvax.rules.linen"),
-        (lambda: MatrixRule(output_layer=curvax.rules.linen), "output_layer is a rule or its f"),  # pyright: ignore
-        (
-            lambda: curvax.muon(0.1, weight_dimension_numbers=curvax.rules.linen),
-            "weight_dimension_numbers is a rule or its family; give a rule as matrices=",
-        ),
-        (lambda: MatrixRule(weight_dimension_numbers=curvax.rules), "numbers is the module curvax"),
-        *(
-            (functools.partial(f, {"up/kernel": jnp.ones((2, 3)), "act": leaf}), f"'act' is .*{x}")
-            for f in (
-                MatrixRule(),
-                curvax.find_output_layer,
-                curvax.muon(0.1).init,
-                functools.partial(curvax.summarize, curvax.muon(0.1)),
-                functools.partial(curvax.describe_state, curvax.soap(0.1)),
-            )
-            for leaf, x in (("relu", "relu"), (jnp.tanh, "tanh"), ("float32", "must be arrays"))
-        ),
-        (lambda: MatrixRule(family="maxtext"), "None or that of a rule in curvax.rules"),  # pyright: ignore
-        (lambda: curvax.route(3, optax.sgd(1.0), MatrixRule()), "matrices must be an Optax"),
-        (lambda: curvax.route(optax.sgd(1.0), 3, MatrixRule()), "others must be an Optax"),
-        (lambda: curvax.route(optax.sgd(1.0), optax.sgd(1.0), "all"), "rule must be a curvax.M"),
-        (lambda: curvax.on_matrices(curvax.momentum), "the function momentum; call it"),
-        *(
-            (
-                functools.partial(curvax.summarize, curvax.muon(0.1), params),
-                "params must have arrays",
-            )
-            for params in ({}, {"a": None})
-        ),
-    ],
-)
-def test_arguments_of_another_kind_are_named(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+UP, SGD = {"up": {"kernel": jnp.ones((4, 8))}}, optax.sgd(1.0)
+ACTS = ("relu", jnp.tanh, "float32")
+WORD, FUNCTION, DTYPE = ({"up/kernel": jnp.ones((2, 3)), "act": x} for x in ACTS)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 4), (1, 4, 1), (1, 1, 8), (4, 8)])
-def test_a_direction_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+def step_of_shape(*shape: int) -> None:
+    """By a direction of another shape than `UP`'s."""
     wrong = optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.ones(shape), u))
-    params = {"up": {"kernel": jnp.ones((4, 8))}}
     view = curvax.on_matrices(wrong, guard=False)
-    with pytest.raises(ValueError, match=r"'up/kernel'.*\(1, 4, 8\); got") as error:
-        view.update(params, view.init(params), params)
-    assert str(shape) in str(error.value)
+    view.update(UP, view.init(UP), UP)
+
+
+@wrong_calls("""
+MatrixRule(rules) -> curvax.rules; give a rule of it
+MatrixRule(rules.linen.family) -> matrices is a rule or its family
+MatrixRule("linen") -> 'linen'; give the rule, matrices=curvax.rules.linen
+MatrixRule(output_layer=rules.linen) -> output_layer is a rule or its f
+MatrixRule(weight_dimension_numbers=rules) -> numbers is the module curvax
+MatrixRule(family="maxtext") -> None or that of a rule in curvax.rules
+muon(0.1, weight_dimension_numbers=rules.linen) ->
+    weight_dimension_numbers is a rule or its family; give a rule as matrices=
+MatrixRule()(WORD) -> 'act' is | relu
+MatrixRule()(FUNCTION) -> 'act' is | tanh
+MatrixRule()(DTYPE) -> 'act' is | must be arrays
+find_output_layer(WORD) -> 'act' is | relu
+muon(0.1).init(FUNCTION) -> 'act' is | tanh
+summarize(muon(0.1), WORD) -> 'act' is | relu
+describe_state(soap(0.1), FUNCTION) -> 'act' is | tanh
+route(3, SGD, MatrixRule()) -> matrices must be an Optax
+route(SGD, 3, MatrixRule()) -> others must be an Optax
+route(SGD, SGD, "all") -> rule must be a curvax.M
+on_matrices(momentum) -> the function momentum; call it
+summarize(muon(0.1), {}) -> params must have arrays
+summarize(muon(0.1), {"a": None}) -> params must have arrays
+step_of_shape(1, 8, 4) -> 'up/kernel' | (1, 4, 8); got | (1, 8, 4)
+step_of_shape(1, 4, 1) -> 'up/kernel' | (1, 4, 8); got | (1, 4, 1)
+step_of_shape(1, 1, 8) -> 'up/kernel' | (1, 4, 8); got | (1, 1, 8)
+step_of_shape(4, 8) -> 'up/kernel' | (1, 4, 8); got | (4, 8)
+""")
+def test_arguments_of_another_kind_are_named(call: str, fragments: str) -> None:
+    assert_refused(call, fragments, {**vars(curvax), **globals()})

@@ -65,20 +65,15 @@ def test_names_tell(names: str, shapes: Any, treatment: Any) -> None:
 ARRAYS = """
 # Levels below the name of an array are none of its name.
 embedding/(q 100 8, scale 100 1) -> embedding/(q embedding, scale vector)
-up/weight/(q 16 8, scale 16 1) -> up/weight/(q 1.0, scale vector)
 up/kernel/qvalue 16 8, query/bias/value 4 8 -> up/kernel/qvalue 0.1, query/bias/value bias of query
 wte.embedding.value 9 8, up.kernel.raw_value 8 4, up.bias.value 8 -> wte.embedding.value embedding,
     up.kernel.raw_value 1.0, up.bias.value vector
-wte.embedding.{value,raw_value} 9 8, up.w 8 4 -> wte.embedding.{value,raw_value} embedding, up.w 0.1
-a.bias.{real,imaginary} 9 8 -> a.bias.{real,imaginary} bias of a
 up.weight.{re,im} 16 8 -> up.weight.{re,im} 1.0
 up.kernel.{real,imag} 16 8 -> up.kernel.{real,imag} 0.1
 wte/embedding/array 9 8, up/weight/data_array 16 8 -> wte/embedding/array embedding,
     up/weight/data_array 1.0
 a/(weight_v 12 4 3 3 3, weight_g 12 1 1 1 1, bias 12) -> a/(weight_v 1234.0, weight_g vector,
     bias vector)
-up.parametrizations.weight.original1 12 4, up.parametrizations.weight.original0 12 1 ->
-    up.parametrizations.weight.original1 1.0, up.parametrizations.weight.original0 vector
 # Of attention
 pos/(q 8 8, k 8 8) -> pos/{q,k} 0.1
 {attention/value,dense/kernel} 32 64 -> {attention/value,dense/kernel} 0.1
@@ -88,12 +83,6 @@ pos/(q 8 8, k 8 8) -> pos/{q,k} 0.1
     {norm/scale/real,norm/scale/imaginary} scale of norm,
     {embed/embedding/real,embed/embedding/imaginary} embedding,
     {up/kernel/real,up/kernel/imaginary} 1.0, {up/bias/real,up/bias/imaginary} vector
-# A last level `value` of all parameters is not a name.
-dense.kernel.value 32 64, dense.bias.value 2 64, embed.embedding.value 100 32 ->
-    dense.kernel.value 0.1, dense.bias.value bias of dense, embed.embedding.value embedding
-model.layers.0.mlp.gate_proj.weight 16 8, lm_head.weight 9 8, model.embed_tokens.weight 9 8,
-    model.norms.0.norm.weight 3 8 -> {model.layers.0.mlp.gate_proj,lm_head}.weight 1.0,
-    model.embed_tokens.weight embedding, model.norms.0.norm.weight weight of norm
 """
 
 

@@ -27,75 +27,38 @@ def assert_decided(row: Row, *, guess: bool = False) -> None:
 DECIDED = """
 # Attention
 # By the siblings, without a bias.
-{query,key,value}/kernel 12 4 8, out/kernel 4 8 12 -> {query,key,value}/kernel 0.12, out/kernel 01.2
-query/kernel 12 4 8, {key,value}/kernel 12 2 8, out/kernel 4 8 12 -> {query,key,value}/kernel 0.12,
-    out/kernel 01.2
 query/kernel 12 4 8, {key,value}/kernel 7 4 8, out/kernel 4 8 20 -> {query,key,value}/kernel 0.12,
     out/kernel 01.2
 {query,key,value}/kernel 12 4 8, out/kernel 32 12 -> {query,key,value}/kernel 0.12, out/kernel 0.1
 wq 12 4 8, wk 12 1 8, wo 4 8 12 -> {wq,wk} 0.12, wo 01.2
-b/(q_proj/kernel 12 4 8, o_proj/kernel 4 8 12) -> b/(q_proj/kernel 0.12, o_proj/kernel 01.2)
-# By the bias.
-query/(kernel 12 4 8, bias 4 8) -> query/(kernel 0.12, bias bias of query)
-out/(kernel 4 8 12, bias 12) -> out/(kernel 01.2, bias vector)
 # By the size: features are heads × head dimension.
-query/kernel 32 4 8 -> query/kernel 0.12
 query/kernel 32 4 8, key/kernel 32 2 8 -> {query,key}/kernel 0.12
 out/kernel 4 8 32 -> out/kernel 01.2
-{query,key,value}/kernel 32 4 8, attn_out_proj/kernel 4 8 32 -> attn_out_proj/kernel 01.2
-{query,key,value}/kernel 32 4 8, attention_output/kernel 4 8 32 -> attention_output/kernel 01.2
-wo 4 8 7, attn_q_proj 7 4 8 -> attn_q_proj 0.12
 # Factors of LoRA
 o/(lora_a/kernel 4 8 2, lora_b/kernel 2 32) -> o/lora_a/kernel 01.2
 up/kernel_lora_a 32 2 -> up/kernel_lora_a 0.1
 down/w_lora_b 2 32 -> down/w_lora_b 0.1
 # A bias of outputs
 0/(kernel 3 3 128 128, bias 128) -> 0/kernel 012.3
-0/(kernel 1 7 4 8, bias 8) -> 0/kernel 012.3
 out_proj/(kernel 1 1 4 8, bias 8) -> out_proj/kernel 012.3
 q_proj/(kernel 1 1 4 8, bias 8) -> q_proj/kernel 012.3
-0/(weight 8 4 3 3, bias 8) -> 0/weight 123.0
-0/(kernel 3 3 3 4 8, bias 8) -> 0/kernel 0123.4
 # Two axes
 # A bias fits one end.
 linear/(weight 32 8, bias 32) -> linear/weight 1.0
-c_fc/(weight 8 32, bias 32) -> c_fc/weight 0.1
-c_fc/(kernel 32 8, bias 32) -> c_fc/kernel 1.0
-linear/(w 32 8, b 32) -> linear/w 1.0
 w1 32 8, b1 32 -> w1 1.0
 in_proj_weight 8 24, in_proj_bias 24 -> in_proj_weight 0.1
 # It fits both or none: the name decides.
 linear/(weight 8 8, bias 8) -> linear/weight 1.0
 linear/(kernel 8 8, bias 8) -> linear/kernel 0.1
 linear/(weight 32 8, bias 5) -> linear/weight 1.0
-linear/(weight 32 8, bias 3 32) -> linear/weight 1.0
 # Convolutions
-conv1/weight 64 3 7 7 -> conv1/weight 123.0
 conv1/(weight 64 3 1 7, bias 64 1 1) -> conv1/weight 123.0
-conv1/(weight 3 3 4 8, bias 8) -> conv1/weight 012.3
 conv1/(weight 8 8 3 3, bias 8) -> conv1/weight 123.0
-layers/0/(weight 8 3 7 7, bias 8 1 1) -> layers/0/weight 123.0
-conv1/weight 8 4 3 -> conv1/weight 12.0
-conv1/(weight 8 4 3 3 3, bias 8) -> conv1/weight 1234.0
-Conv_0/kernel 3 3 4 8 -> Conv_0/kernel 012.3
-conv2_d/w 3 3 4 8 -> conv2_d/w 012.3
-conv/(kernel 1 7 4 8, bias 8) -> conv/kernel 012.3
-conv/(kernel 8 4 3 3, bias 8) -> conv/kernel 123.0
-conv/(kernel 3 3 3 4 8, bias 8) -> conv/kernel 0123.4
-embedding/(kernel 16 16 3 8, bias 8) -> embedding/kernel 012.3
 patch_embed/kernel 16 16 3 8 -> patch_embed/kernel 012.3
-dw/pointwise_conv/kernel 1 1 8 8 -> dw/pointwise_conv/kernel 012.3
 depthwise/kernel 3 3 1 8 -> depthwise/kernel depthwise convolution
 patch_embed/proj/kernel 16 16 3 8 -> patch_embed/proj/kernel 012.3
 embeddings/patch_embeddings/projection/kernel 16 16 3 8 ->
     embeddings/patch_embeddings/projection/kernel 012.3
-# Projections to gates, and gates
-moe/decay_w1 8 32 -> moe/decay_w1 0.1
-moe/{gate,scale_bias,linear_scale} 8 32 -> moe/(gate gate of moe, scale_bias scale_bias of moe,
-    linear_scale linear_scale of moe)
-linear/(w 4 4, b 3 4) -> linear/b b of linear
-{attn/in_proj_weight,weight_ih,linear/weight} 3 4 ->
-    {attn/in_proj_weight,weight_ih,linear/weight} 1.0
 """
 
 
@@ -135,32 +98,25 @@ def test_what_the_rule_guesses(row: Row) -> None:
 
 ASKED = """
 # Attention
-query/kernel 12 64 64 -> query/kernel 0.12 1.2 1.02 0.2 01.2 2.01 12.0
 out/kernel 12 64 64 -> out/kernel 01.2 1.2 0.2 0.12 2.01 12.0
 # Siblings say that these are layers, or that heads come first.
 {query,key,value,out}/kernel 12 64 64 -> {key,query,value}/kernel 1.2 1.02, out/kernel 01.2 1.2
 query/(kernel 3 8 8, bias 3 8) -> query/kernel 1.2 1.02
 key/(kernel 3 8 8, bias 3 8) -> key/kernel 1.2 1.02
-value/(kernel 3 8 8, bias 3 8) -> value/kernel 1.2 1.02
 out/(kernel 3 8 8, bias 3 8) -> out/kernel 1.2
 # They fit both.
 query/kernel 8 8 2, out/kernel 8 2 8 -> out/kernel 01.2 1.2, query/kernel 0.12 1.2 1.02
-query/(kernel 8 8 4, bias 8 4) -> query/kernel 0.12 1.2 1.02
 query/kernel 3 12 4 8 -> query/kernel 1.23 0.23 2.13
 # Convolutions
 conv/kernel 12 3 3 8 8 -> conv/kernel 0123.4 123.4 23.4
-conv/kernel 3 3 3 4 8 -> conv/kernel 0123.4 123.4 23.4 023.4
-conv/weight 8 4 3 3 3 -> conv/weight 1234.0 234.1 34.2 234.0
 conv/kernel 12 3 4 8 -> conv/kernel 012.3 12.3 02.3
 conv/kernel 64 3 7 7 -> conv/kernel 012.3 123.0 12.3 02.3
 conv/weight 3 3 4 8 -> conv/weight 123.0 012.3 23.1 23.0
 conv/(kernel 12 3 3 4 8, bias 12 8) -> conv/kernel 123.4
 # Stacks of layers
-mlp/kernel 12 4 8 -> mlp/kernel 1.2 0.2 01.2 0.12 2.01 12.0
 mlp/(kernel 12 4 8, bias 12 8) -> mlp/kernel 1.2
 mlp/(kernel 12 4 8, bias 4 8) -> mlp/kernel 0.12 0.2
 mlp/(kernel 8 8 4, bias 8 4) -> mlp/kernel 1.2 0.12
-mlp/weight 12 4 8 -> mlp/weight 2.1 2.0 2.01 12.0 01.2 0.12
 mlp/kernel 2 12 4 8 -> mlp/kernel 2.3 012.3 1.23 12.3 0.23 02.3
 layers/0/weight 8 3 7 7 -> layers/0/weight 123.0 3.2
 mlp/kernel 2 2 12 4 8 -> mlp/kernel 3.4
@@ -172,7 +128,6 @@ foo 12 4 8 -> foo 1.2 0.2 01.2 0.12 2.01 12.0
 {wi_0,wi_1} 5 32 16, wo 5 16 32 -> {wi_*,wo} 1.2
 wi_0 5 3 32 16, wo 5 3 16 32 -> {wi_0,wo} 2.3
 wi/kernel 32 3 16, wo/kernel 16 3 32 -> {wi,wo}/kernel 0.2
-up/kernel 5 32 16, down/kernel 5 16 32 -> {down,up}/kernel 1.2
 # A router, and both factors of LoRA in stacked layers
 gate/kernel 32 5, experts/w 5 32 16 -> experts/w 1.2
 lora_a 3 32 2, lora_b 3 2 16 -> {lora_a,lora_b} 1.2
@@ -180,8 +135,6 @@ lora_a 2 32 2, lora_b 2 2 16 -> lora_a 01.2 1.2, lora_b 0.12 1.2
 # Gemma's heads come first.
 q_einsum/w 4 32 8 -> q_einsum/w 1.02 1.2 0.2 01.2 0.12 2.01 12.0
 qkv_einsum/w 3 4 32 8 -> qkv_einsum/w 2.13 2.3 012.3 1.23 12.3 0.23 02.3
-# Merged axes both ways round
-mixer/kernel 4 8 32 -> mixer/kernel 1.2 0.2 01.2 0.12 2.01 12.0
 """
 
 

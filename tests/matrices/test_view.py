@@ -18,6 +18,8 @@ import curvax
 from curvax import MatrixAxes
 from tests.cells import ALL_CELLS, cells
 from tests.helpers import assert_close, run_scanned, with_spectrum
+from tests.reference.head_groups import on_head_groups
+from tests.reference.muon import muon
 
 # Directions on batches of matrices, in settings in which their errors stay near one rounding, so
 # that two ways of running them agree in the default bound of assert_close.
@@ -114,7 +116,6 @@ def alone(direction: str) -> dict[str, list[np.ndarray]]:
 def test_stacked_unstacked_and_bare_agree(
     direction: str, stack: bool, names: tuple[str, ...]
 ) -> None:
-    """In a stack with heads and scanned layers, too."""
     gradients = [{name: WAYS[name][2](batches()[name][t]) for name in names} for t in range(2)]
     axes = {name: x for name in names if (x := WAYS[name][1])}
     view = curvax.on_matrices(DIRECTIONS[direction](), stack=stack, weight_dimension_numbers=axes)
@@ -190,3 +191,30 @@ def test_four_calls_of_the_library_are_around_a_direction() -> None:
     params = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
     optimizer.update(params, optimizer.init(params), params)
     assert files == ["_guard", "_chunks", "_view", "_routing"]
+
+
+HEADS, AMPLIFIED = 4, 3.4445**5
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("split", [True, False])
+def test_heads_in_groups_follow_the_transcription(group: int, split: bool) -> None:
+    """Of kernels with an axis of heads, and of kernels in which heads are columns."""
+    draw = np.random.default_rng(0)
+    gradients = [draw.standard_normal((6, HEADS * 3)) for _ in range(8)]
+    columns = (1, 2) if split else 1
+    optimizer = curvax.assemble(
+        curvax.scale_by_muon(),
+        1.0,
+        weight_dimension_numbers={
+            "*query/kernel": curvax.MatrixAxes(0, columns, column_heads=HEADS // group)
+        },
+    )
+    shape = (6, HEADS, 3) if split else (6, HEADS * 3)
+    trees = [{"query": {"kernel": g.reshape(shape)}} for g in gradients]
+    with jax.enable_x64(True):
+        found, _ = run_scanned(optimizer, trees)
+    on_groups = functools.partial(on_head_groups, muon, heads=HEADS, group=group, axis=1)
+    for x, expected in zip(found, on_groups(gradients), strict=True):
+        own = -x["query"]["kernel"].reshape(6, -1)
+        assert_close(own, expected, condition=AMPLIFIED)

@@ -44,9 +44,7 @@ EIGHT = ("--devices", 8, "--mesh", "4,2")
 # of the largest entry of an array; the last four steps alone change parameters by 400,000 times.
 GROWTH = 16.0
 
-pytestmark = [
-    pytest.mark.filterwarnings("default"),  # warnings of other libraries
-]
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of other libraries
 
 
 @pytest.fixture(scope="module")
@@ -153,17 +151,6 @@ def test_a_run_continues_bit_for_bit(script, text, trained, tmp_path):
     assert metrics(own) == metrics(whole)
 
 
-def test_a_run_is_neither_overwritten_nor_continued_as_another(script, text, trained, capsys):
-    given = ("--text", text, "--out", trained[0], "--optimizers", "muon")
-    for more, message in (
-        ((), "holds a run: add --resume"),
-        (("--resume", "--seed", 7), "another configuration: seed is 0 there and 7 here"),
-    ):
-        with pytest.raises(SystemExit):
-            script.parse([*SMALL, *map(str, (*given, *more))])
-        assert message in capsys.readouterr().err
-
-
 def test_a_checkpoint_of_another_format_is_refused(script, text, trained, tmp_path, monkeypatch):
     check, older = script.curvax.check_state, {"curvax_state_format": 0}
     monkeypatch.setattr(script.curvax, "check_state", lambda *x: check(*x[:2], x[2] | older))
@@ -198,9 +185,6 @@ def test_low_memory(monkeypatch, capsys):
     rows = re.findall(r"^(\w+) +([\d.]+) +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
     temporaries = {name: float(x) for name, x, _ in rows}
     assert temporaries["layerwise"] < temporaries["ordinary"]
-
-
-# On several devices
 
 
 def loss_in(output: str) -> float:

@@ -5,14 +5,11 @@ are parts of other code bases: they run beside stubs, and their calls of the lib
 """
 
 import ast
-import builtins
 import os
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock, patch
 
 import jax
 import optax
@@ -94,23 +91,6 @@ def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
         state = jax.eval_shape(optimizer.init, params)
         updates, _ = jax.eval_shape(optimizer.update, params, state, params)
         assert updates["layer"]["kernel"].shape == (8, 16)
-
-
-def test_blocks_for_other_code_bases_run_beside_stubs() -> None:
-    """With a stub for each name of theirs: what is of curvax exists and takes these arguments."""
-    pair = MagicMock(), MagicMock()
-    own = {"curvax": curvax, "eqx": MagicMock(**{"partition.return_value": pair})}
-    for block in CLIENTS:
-        tree = ast.parse(block)
-        froms = [x.module for x in ast.walk(tree) if isinstance(x, ast.ImportFrom) and x.module]
-        parts = [name.split(".") for name in ("optax", *froms)]
-        modules = {".".join(x[: i + 1]): MagicMock() for x in parts for i in range(len(x))}
-        names: dict[str, Any] = {
-            x.id: MagicMock() for x in ast.walk(tree) if isinstance(x, ast.Name)
-        }
-        names = {name: x for name, x in names.items() if not hasattr(builtins, name)}
-        with patch.dict(sys.modules, modules):
-            exec(compile(tree, "docs/clients.md", "exec"), names | own)
 
 
 def test_every_combination_takes_steps() -> None:

@@ -101,10 +101,6 @@ class TraceGrowth(policies.RefreshPolicy):
         return policies.Verdict(check.first | grown)
 
 
-def states_of(transformation: optax.GradientTransformation, gradients: Any) -> list[Any]:
-    return run(transformation, gradients, gradients[0])[1]
-
-
 @pytest.mark.parametrize("transformation", ["precondition", "in_eigenbasis"])
 def test_one_policy_serves_roots_and_bases(transformation: str) -> None:
     """A root has a damping, a basis none. What a verdict leaves out stays as it was."""
@@ -113,7 +109,8 @@ def test_one_policy_serves_roots_and_bases(transformation: str) -> None:
     # Of two matrices, the trace of the second one's statistic grows fourfold, and only at step 3.
     scales = np.array([[1, 1], [1, 1], [1, np.sqrt(7)], [1, 2]], np.float32)
     policy = TraceGrowth(curvax.every(1), 2.0)
-    states = states_of(made(transformation, policy), [s[:, None, None] * g for s in scales])
+    gradients = [s[:, None, None] * g for s in scales]
+    _, states = run(made(transformation, policy), gradients, gradients[0])
     sides = [state.left for state in states]
     # b = 0.5 makes the traces 1/2, 3/4, 7/8 of the first gram, and 1/2, 3/4, 31/8.
     assert [x.refreshes.tolist() for x in sides] == [[1, 1], [1, 1], [1, 2], [1, 2]]

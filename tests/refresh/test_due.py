@@ -27,8 +27,6 @@ from tests.shared.policies import (
     stepped,
 )
 
-# Staggering
-
 
 @pytest.mark.parametrize(("first", "early"), cells([(True, 1), (False, 0), ("doubling", 2)], of=3))
 def test_staggered_refreshes_are_as_many_and_balanced(executed, first, early):
@@ -117,9 +115,6 @@ def test_each_device_has_its_own_groups():
             load = np.bincount(own, minlength=period)
             assert load.sum() == 28 + device
             assert load.max() - load.min() <= 8
-
-
-# Compiled steps
 
 
 def _between_refreshes():

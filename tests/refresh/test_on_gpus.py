@@ -16,6 +16,8 @@ from curvax.transforms.linalg import _loops, _qr
 from curvax.transforms.storage import _quantized
 from tests.cells import cells
 from tests.helpers import assert_close
+from tests.shared.policies import stepped
+from tests.shared.programs import text_for
 from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -42,9 +44,7 @@ IN_GROUPS = {  # by QR on one side: a statistic of less than full rank has more 
     "iterated": curvax.in_subspace(ADAM, 3, basis=curvax.subspaces.complement(2), **EVERY),
 }
 # Where work may be saved, and where there is little of it
-CHOOSING = {
-    "FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0), method="eigh"),
-}
+CHOOSING = {"FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0), method="eigh")}
 
 
 def stack(number: int = NUMBER, shape: tuple[int, ...] = SHAPE) -> Any:
@@ -54,9 +54,7 @@ def stack(number: int = NUMBER, shape: tuple[int, ...] = SHAPE) -> Any:
 def program(transformation: Any, platform: str, stack: Any) -> str:
     """The StableHLO of a step."""
     state = jax.eval_shape(transformation.init, stack)
-    update = lambda g, s: transformation.update(g, s)  # noqa: E731  # traced anew
-    traced = jax.jit(update).trace(stack, state)
-    return traced.lower(lowering_platforms=(platform,)).as_text()
+    return text_for(platform, transformation.update, stack, state)
 
 
 def decomposed(text: str) -> set[int]:
@@ -164,15 +162,10 @@ def test_matrices_visited_at_once_are_those_one_by_one(
     drawn = np.random.default_rng(0).standard_normal((5, NUMBER, *SHAPE)).astype(np.float32)
     drawn[0, 1] = 0
     drawn[3, 4, 0, 0] = np.nan
-    gradients = [{"kernel": jnp.asarray(g)} for g in drawn]
 
     def run() -> tuple[list[Any], Any]:
-        update = jax.jit(lambda g, s: transformation.update(g, s))
-        state, found = jax.jit(transformation.init)(gradients[0]), []
-        for g in gradients:
-            directions, state = update(g, state)
-            found.append(directions["kernel"])
-        return found, state
+        found = list(stepped(transformation, {"kernel": drawn}))
+        return [directions["kernel"] for directions, _ in found], found[-1][1]
 
     if loop == "VISITED":
         monkeypatch.setattr(_quantized, "SINGLY_FROM", 1)
@@ -223,12 +216,9 @@ def test_gpus_alone_take_several(
     platform: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_loops, "VISITED", _loops.Groups(4 * math.prod(SHAPE)))
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    step = jax.jit(
-        lambda x, count: _loops.visit_all(
-            lambda x, _: jnp.sin(x), x, (NUMBER,), count, numbers=math.prod(SHAPE)
-        )
+    sines = lambda x, count: _loops.visit_all(  # noqa: E731
+        lambda x, _: jnp.sin(x), x, (NUMBER,), count, numbers=math.prod(SHAPE)
     )
-    text = step.trace(stack()["kernel"], count).lower(lowering_platforms=(platform,)).as_text()
+    text = text_for(platform, sines, stack()["kernel"], jax.ShapeDtypeStruct((), jnp.int32))
     entry = "8x12" if rounds == NUMBER else f"{NUMBER // rounds}x8x12"
     assert re.findall(r"stablehlo.sine .* : tensor<([\dx]+)xf32>", text) == [entry]

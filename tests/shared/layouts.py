@@ -20,8 +20,6 @@ ALONE = ("auto, no mesh", "explicit, no mesh")
 
 
 class Leaf(NamedTuple):
-    """A kernel: its axes, and how it lies."""
-
     shape: tuple[int, ...]
     spec: P
     axes: curvax.MatrixAxes = curvax.MatrixAxes(0, 1)
@@ -42,7 +40,6 @@ HEADS, OUT = curvax.MatrixAxes(0, (1, 2)), curvax.MatrixAxes((0, 1), 2)
 
 
 def several(count: int, *leaf: Any) -> dict[str, Leaf]:
-    """So many kernels alike."""
     return {f"{i}/kernel": Leaf(*leaf) for i in range(count)}
 
 
@@ -132,10 +129,7 @@ LAYOUTS = {
         (2, 2, 2),
         several(4, (32, 64), P(None, ("x", "y")), curvax.MatrixAxes(0, 1, column_heads=2)),
     ),
-    "queries, keys and values in one": Layout(
-        (2, 4),
-        several(8, (32, 64), P("x", "y"), PARTS),
-    ),
+    "queries, keys and values in one": Layout((2, 4), several(8, (32, 64), P("x", "y"), PARTS)),
     "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
     "blocks along both sides": Layout(
         (2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 16}
@@ -200,7 +194,6 @@ def lowered(name: str, kind: str, dtype: str = "float32", **settings: Any) -> tu
 
 
 def share_of(params: Any) -> float:
-    """A device's share of the bytes of all matrices."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values()) / DEVICES
 
 

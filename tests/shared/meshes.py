@@ -33,9 +33,6 @@ ONE_SHAPE = {f"{i}/kernel": (4, 6) for i in range(5)}
 ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
 
 
-# Meshes and what is on them
-
-
 @functools.cache
 def mesh_of(kind: str = "auto", *shape: int) -> Mesh:
     """The first devices, four of them by default."""
@@ -54,7 +51,6 @@ def on(mesh: Mesh, tree: Any, specs: Mapping[str, P] | None = None) -> Any:
 
 
 def begin(optimizer: Any, params: Any, mesh: Mesh) -> Any:
-    """The state with its shardings on a mesh."""
     return jax.jit(optimizer.init, out_shardings=curvax.state_sharding(optimizer, params, mesh))(
         params
     )
@@ -81,7 +77,6 @@ def jitted(optimizer: Any) -> Any:
 
 
 def given(shapes: Mapping[str, tuple[int, ...]], number: int = STEPS) -> tuple[Any, list[Any]]:
-    """Parameters of these shapes, and gradients."""
     params = normal(jax.random.key(1), shapes)
     return params, gradients_like(params, number)
 
@@ -108,7 +103,6 @@ def begun(name: str, kind: str, *shape: int) -> tuple[Any, Any, Any, Any]:
 
 
 def copied(state: Any) -> Any:
-    """Arrays of their own, which may be given away."""
     return jax.tree.map(lambda x: jax.device_put(np.array(x), x.sharding), state)
 
 

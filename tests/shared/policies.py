@@ -38,8 +38,8 @@ def quiet_gradients(shapes=SHAPES, steps=STEPS, seed=0) -> dict[str, np.ndarray]
 
 
 def stepped(transformation, gradients):
-    """Updates and states, from a jitted step at a time."""
-    update = jax.jit(transformation.update)
+    """Updates and states, from a jitted step at a time, which is traced anew."""
+    update = jax.jit(lambda g, s: transformation.update(g, s))
     state = jax.jit(transformation.init)(at(gradients, 0))
     for t in range(len(next(iter(gradients.values())))):
         direction, state = update(at(gradients, t), state)
@@ -51,7 +51,6 @@ def number_of(state, field: str) -> int:
 
 
 def drain(log) -> collections.Counter[int]:
-    """What has been executed since the last time."""
     jax.effects_barrier()
     seen = log.copy()
     log.clear()

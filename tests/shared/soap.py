@@ -18,7 +18,6 @@ STEPS = 30
 
 
 def soap_gradients(shape, seed=0):
-    """Noise about a mean of well separated directions."""
     generator = np.random.default_rng(seed)
     mean = np.outer(np.arange(shape[0]) - 2, np.ones(shape[1]))
     return [1.5 * mean + generator.standard_normal(shape) for _ in range(STEPS)]

@@ -39,12 +39,10 @@ def on(mesh: Mesh, tree: Any) -> Any:
 
 
 def path_of(folder: Path, stage: int) -> Path:
-    """The checkpoint of a stage."""
     return folder / f"{stage}.npz"
 
 
 def main(address: str, folder: str, process: str) -> None:
-    """Trains a stage."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.distributed.initialize(address, STAGES, int(process))

@@ -52,7 +52,6 @@ def drifting_gradients(shapes, steps=STEPS, seed=0) -> dict[str, np.ndarray]:
 
 
 def same(a, b) -> bool:
-    """Bit for bit."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     pairs = [(np.asarray(x), np.asarray(y)) for x, y in pairs]
     return all(

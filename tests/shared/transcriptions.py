@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import curvax
@@ -97,6 +98,11 @@ def by_period(factory: Callable[..., Any], **settings: Any) -> Any:
     return lambda period: factory(refresh=curvax.every(period), **settings)
 
 
+def scheduled(values: np.ndarray) -> Any:
+    """A schedule of these values; Optax counts its steps from 0."""
+    return lambda count: jnp.asarray(values)[count]
+
+
 def of_smaller(gradients: list[np.ndarray]) -> str:
     """Of a square matrix the left side, where some papers have the right one."""
     m, n = gradients[0].shape
@@ -115,7 +121,6 @@ def spread(values: np.ndarray) -> float:
 
 
 def program_of_step(transformation: Any) -> str:
-    """What a step of a transformation computes."""
     g = np.zeros((2, 3), np.float32)
     return program(transformation.update, g, jax.eval_shape(transformation.init, g))
 

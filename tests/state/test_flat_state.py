@@ -34,7 +34,7 @@ def test_every_entry_is_an_array_and_steps_are_the_same(make: Any) -> None:
 
 
 def test_tools_find_the_arrays_by_their_paths() -> None:
-    inner = curvax.asgo(0.1)
+    inner = curvax.racs(0.1)
     flat = curvax.flat_state(inner)
     _, (*_, state) = run(flat, GRADIENTS, PARAMS)
     portable = curvax.portable_state(inner, PARAMS, state)

@@ -32,7 +32,6 @@ def step(optimizer: Any, state: Any, gradients: Any = PARAMS, params: Any = PARA
 
 
 def refused(*given: Any) -> str:
-    """The message of a step, as a user sees it."""
     return rejection(lambda: step(*given))
 
 
@@ -157,8 +156,6 @@ def test_a_step_that_works_never_compares(monkeypatch: pytest.MonkeyPatch) -> No
     jax.jit(optimizer.update).trace(PARAMS, state, PARAMS)
     assert not traced
 
-
-# What is refused for other reasons.
 
 NONE = {"a/kernel": None}
 RENAMED = {"first": PARAMS["a"], "b": PARAMS["b"]}

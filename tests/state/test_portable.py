@@ -50,7 +50,6 @@ def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, 
 
 @functools.cache
 def portable_of(*place: Any) -> Any:
-    """The portable form of the state of `trained`."""
     optimizer, _, params, state = trained(*place)
     return curvax.portable_state(optimizer, params, state)
 
@@ -152,8 +151,6 @@ def test_a_bad_gradient_touches_no_other_matrix(name: str) -> None:
         assert counts == [victims.get(path, 0)]
 
 
-# One form, whatever shares an array, and by path alone.
-
 LAYERS = {f"{i}": {"kernel": np.full((4, 6), 1.0 + i, np.float32)} for i in range(12)}
 LARGE = {name: {"kernel": np.ones((160, 160), np.float32)} for name in ("a", "b")}
 
@@ -221,7 +218,6 @@ def msgpack(state: Any) -> Any:
 
 @functools.cache
 def foam_of_values() -> tuple[Any, Any]:
-    """FOAM and a state."""
     optimizer = NAMED["foam"].make()
     return optimizer, numbered(optimizer, LIKE_VALUES)
 

@@ -14,13 +14,7 @@ import pytest
 import curvax
 from tests.cases import every_optimizer
 from tests.cells import cells
-from tests.helpers import (
-    assert_close,
-    gradients_like,
-    run,
-    states_by_parameter,
-    zeros_like,
-)
+from tests.helpers import assert_close, gradients_like, run, states_by_parameter, zeros_like
 from tests.registry import REGISTRY, Row
 from tests.shared.reports import table
 
@@ -212,9 +206,6 @@ def test_bytes_are_those_of_the_formulas_and_of_the_state(row: Row) -> None:
     expected += sum(row.matrix_bytes(*shape, itemsize=2) for shape in matrices.values())
     expected += sum(2 * 2 * math.prod(shape) + 4 for shape in others.values())  # and a counter
     assert curvax.state_bytes(optimizer, abstract) == expected
-
-
-# What cannot be summarized.
 
 
 TOOLS: dict[str, Callable[[Any, Any], Any]] = {

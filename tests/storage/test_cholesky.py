@@ -10,8 +10,6 @@ from curvax.transforms.linalg import _cholesky
 from tests.helpers import assert_close, at, with_spectrum
 from tests.shared.stored import EPS32, decode_stored, same, storage_of
 
-# Damping
-
 
 def test_float32_factors_stay_float32_where_64_bits_are_on():
     """Under `jax_enable_x64` a step was a `TypeError` about the carry of a loop."""
@@ -41,9 +39,6 @@ def test_matrices_are_decomposed_one_at_a_time():
     text = decomposed.lower(jax.ShapeDtypeStruct((3, 8, 8), jnp.float32)).as_text()
     calls = [line for line in text.splitlines() if "potrf" in line]
     assert calls and all("tensor<8x8xf32>" in c and "tensor<3x8" not in c for c in calls)
-
-
-# Failure
 
 
 def test_on_gpus_the_matrices_of_a_stack_are_tried_again_together(monkeypatch):
@@ -82,9 +77,6 @@ def test_if_all_fail_what_was_stored_stays_and_is_counted(mode):
             assert same(after, beside) and not same(after.codes, before.codes), bad
 
 
-# What codes stand for
-
-
 @pytest.mark.parametrize("mode", ["cq", "cq_ef"])
 def test_any_codes_decode_to_a_positive_semi_definite_matrix(mode):
     storage, orders, drawn = storage_of(mode, 4), (1, 8, 13), []
@@ -103,9 +95,6 @@ def test_any_codes_decode_to_a_positive_semi_definite_matrix(mode):
         even = (x + x.mT) / 2
         assert (np.linalg.eigvalsh(even)[:, 0] >= -order * EPS32 * size).all(), order
         assert_close(even[7], decode_stored(at(stored, 7), order, 4), order, eps=EPS32)
-
-
-# Error feedback
 
 
 def test_error_feedback_tracks_better():

@@ -76,9 +76,6 @@ def _wide(scales, block, shape) -> np.ndarray:
     return wide[..., : shape[-2], : shape[-1]]
 
 
-# The table
-
-
 @pytest.mark.parametrize(
     ("bits", "map", "dtype"),
     [
@@ -114,9 +111,6 @@ def test_codes_stand_for_the_table_of_the_paper_and_are_kept_exactly(bits, map, 
     assert np.abs(shares - exact).max() <= np.finfo(dtype).eps
     assert same(x, shares[codes] * _wide(scales, BLOCK, shape).astype(dtype))
     assert np.array_equal(coded.scales, scales) and same(again, coded)
-
-
-# The nearest code
 
 
 def _hard(map: str) -> list[np.ndarray]:
@@ -239,9 +233,6 @@ def test_no_compiler_batch_or_platform_changes_a_bit(bits, map):
         assert same(jax.jit(both)(xs), expected)
     assert same(encode(xs[2][0, 0], codec), at(expected[2][0], 0, 0))
     assert same(jax.vmap(lambda x: encode(x, codec))(xs[3]), expected[3][0])
-
-
-# Packing
 
 
 @pytest.mark.parametrize("bits", BITS)

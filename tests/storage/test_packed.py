@@ -48,9 +48,6 @@ def _given(order: int, condition: float = 100.0):
     return (u * values) @ u.T, (u * values**-0.25) @ u.T, u
 
 
-# Errors
-
-
 @every_size
 def test_factors_are_positive_and_within_a_gap(bits, order):
     """Roots are symmetric; their codes are those of `test_codec.py`."""
@@ -171,9 +168,6 @@ def test_bases_in_another_storage(bases, share):
         assert all(map(np.array_equal, *pair))
     assert isinstance(storage.encode_basis(jnp.eye(8), None), jax.Array)
     assert bases.describe(order) in storage.describe(order)
-
-
-# Dither
 
 
 @pytest.mark.parametrize("b2", cells([0.999, 0.95], of=2))

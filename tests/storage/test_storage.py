@@ -14,6 +14,7 @@ from curvax.transforms.refresh import _methods
 from tests.cells import cells
 from tests.helpers import assert_close, at, program
 from tests.reference.shampoo_4bit import load, store
+from tests.shared.programs import temporaries, text_for
 from tests.shared.stored import (
     MODES,
     drifting_gradients,
@@ -24,8 +25,6 @@ from tests.shared.stored import (
     storage_of,
     trajectories,
 )
-
-# Forms and bytes
 
 
 def _bytes(form) -> int:
@@ -177,9 +176,6 @@ def test_stacks_are_their_matrices_under_vmap(mode):
             assert_close(x, y, condition=1e3)  # integers have to be equal
 
 
-# Memory
-
-
 @pytest.mark.parametrize(
     ("layout", "mode"),
     cells(
@@ -202,21 +198,18 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, mode, monkeypat
 
     monkeypatch.setattr(_methods, "solve_root", solved)
 
-    def temporaries(storage, count):
-        """In matrices."""
+    def in_matrices(storage, count):
         tree: Any = {f"{i:02}": matrix for i in range(count)}
         if layout == "one stack":
             tree = {"w": jax.ShapeDtypeStruct((count, order, order), jnp.float32)}
         settings = {"graft": None, "refresh": 1000, "statistics_every": 1, "side": "left"}
         transformation = shampoo(storage, **settings)
         state = jax.eval_shape(transformation.init, tree)
-        step = jax.jit(transformation.update, donate_argnums=(0, 1)).lower(tree, state)
-        memory: Any = step.compile().memory_analysis()
-        return memory.temp_size_in_bytes / (4 * order**2)
+        return temporaries(transformation.update, tree, state) / (4 * order**2)
 
     most = 8 if layout == "one stack" else 5
-    dense = temporaries(curvax.dense(), most)
-    few, many = (temporaries(storage_of(mode), count) for count in (2, most))
+    dense = in_matrices(curvax.dense(), most)
+    few, many = (in_matrices(storage_of(mode), count) for count in (2, most))
     assert many <= dense + 2, f"{many:.2f} matrices, {dense:.2f} in float32"
     assert many <= few + 0.1, f"{many:.2f} matrices, {few:.2f} of a quarter of them"
 
@@ -231,6 +224,5 @@ def test_statistics_gather_nothing(storage):
     )
     g = {"w": jnp.ones((64, 64))}
     state = jax.eval_shape(direction.init, g)
-    step = jax.jit(direction.update).trace(g, state)
-    text = step.lower(lowering_platforms=("tpu",)).as_text()
+    text = text_for("tpu", direction.update, g, state)
     assert "stablehlo.dot_general" in text and "stablehlo.gather" not in text

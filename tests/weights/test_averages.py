@@ -15,6 +15,7 @@ import curvax
 from tests.helpers import assert_close
 from tests.reference.averages import primal_averaging, schedule_free_weights, tail_ema
 from tests.reference.ema_nesterov import ema_nesterov
+from tests.shared.transcriptions import scheduled
 
 STEPS, RATE, B1, DECAY = 24, 0.2, 0.6, 0.1
 SHAPES = {"vector": (3,), "matrix": (4, 5)}
@@ -29,13 +30,10 @@ Found = tuple[dict[str, Any], dict[str, Any]]
 
 
 def gradient(point: Any, noise: Any) -> Any:
-    """Of a quadratic function with noise."""
     return 0.3 * point + noise
 
 
 def run(optimizer: Any, start: Any = None, dtype: str = "float64") -> Found:
-    """The parameters and what is evaluated, after each step."""
-
     def step(carry: Any, noise: Any) -> Any:
         params, state = carry
         updates, state = optimizer.update(jax.tree.map(gradient, params, noise), state, params)
@@ -71,10 +69,6 @@ def transcribed(name: str, gamma: float) -> tuple[list[Any], list[Any]]:
         START[name], lambda point, t: step(point, point, t), betas=BETAS[:STEPS], gamma=gamma
     )
     return weights, [state["point"] for state in states]
-
-
-def scheduled(values: Any) -> Callable[[Any], Any]:
-    return lambda count: jnp.asarray(values)[count]
 
 
 def test_ema_nesterov_follows_the_transcription() -> None:

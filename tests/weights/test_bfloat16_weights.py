@@ -45,9 +45,6 @@ def assert_same(actual: Any, desired: Any) -> None:
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-# What they add up to.
-
-
 LEFT = {"stochastic": 0.03, "kahan": 0.005, "masters": 0.002}
 
 
@@ -139,9 +136,6 @@ def assert_neighbors(found: np.ndarray, total: np.ndarray) -> None:
     low = (total.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     high = ((low.view(np.uint32)) + np.uint32(0x10000)).view(np.float32)
     assert ((found == low) | ((found == high) & (low != total))).all()
-
-
-# Every way to run them.
 
 
 def test_seeds_steps_paths_and_rows_have_bits_of_their_own():

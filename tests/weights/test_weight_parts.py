@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, gradients_like
+from tests.helpers import assert_close, gradients_like, weights_of_steps
 from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 TREE = {
@@ -20,24 +20,14 @@ PARAMS = gradients_like(TREE, 1, seed=1)[0]
 GRADIENTS = gradients_like(TREE, 5, seed=2)
 
 
-def train(optimizer: Any, params: Any = PARAMS, gradients: Any = GRADIENTS) -> list[Any]:
-    """The parameters after each step."""
-    update, state, found = jax.jit(optimizer.update), optimizer.init(params), []
-    for g in gradients:
-        updates, state = update(g, state, params)
-        params = optax.apply_updates(params, updates)
-        found.append(params)
-    return found
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lars_without_momentum_is_optax_lars(decay):
     direction = optax.chain(
         optax.add_decayed_weights(decay), curvax.scale_by_weight_norm(0.001, eps=1e-3)
     )
-    ours = train(curvax.assemble(direction, 0.5))
-    theirs = train(optax.lars(0.5, decay, trust_coefficient=0.001, eps=1e-3, momentum=0.0))
-    assert_close(ours, theirs, 8)
+    lars = optax.lars(0.5, decay, trust_coefficient=0.001, eps=1e-3, momentum=0.0)
+    both = (weights_of_steps(x, PARAMS, GRADIENTS) for x in (curvax.assemble(direction, 0.5), lars))
+    assert_close(*both, 8)
 
 
 def test_each_matrix_of_a_batch_follows_its_own_weights():
@@ -64,8 +54,8 @@ def test_weights_of_zero_move_as_weights_of_the_least_length_do():
 def test_the_recipe_leaves_zero_however_small_gradients_are():
     optimizer, w = curvax.recipes.lars(0.01, b1=0.0), {"a": {"kernel": np.zeros((6, 8), "f")}}
     gradient = jax.tree.map(lambda x: x + np.float32(1e-9), w)
-    weights = train(optimizer, w, [gradient] * 20)[-1]
-    assert_close(weights["a"]["kernel"], np.full((6, 8), -20 * 0.01 * 1e-3, "f"), 64)
+    weights = weights_of_steps(optimizer, w, [gradient] * 20)["a"]["kernel"]
+    assert_close(weights[-1], np.full((6, 8), -20 * 0.01 * 1e-3, "f"), 64)
 
 
 def test_an_update_of_zero_moves_no_weight_by_rounding():
@@ -125,8 +115,6 @@ def test_logits_of_heads_above_the_threshold_are_clipped_after_the_update():
     assert np.array_equal(query[:, 0], plain["block"]["query"]["kernel"][:, 0])
     assert np.array_equal(value, plain["block"]["value"]["kernel"])
 
-
-# What is refused.
 
 FLOAT16 = {"dense": {"kernel": np.ones((2, 2), np.float16)}}
 INT8, SGD = curvax.to_int8(PARAMS), optax.sgd(0.1)
