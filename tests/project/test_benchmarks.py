@@ -184,6 +184,7 @@ def test_calls_on_pages_are_those_that_ran(page: str, first: str) -> None:
 
 
 def test_calls_with_other_defaults_have_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "curvax.soap(0.01)" in calls_that_ran()
     monkeypatch.setattr(curvax, "soap", functools.partial(curvax.soap, b1=0.5))
     assert "curvax.soap(0.01)" not in calls_that_ran()
 
@@ -304,3 +305,23 @@ def test_verdicts_on_claims_follow_from_the_losses(monkeypatch: pytest.MonkeyPat
     slight, noise = claim("slight"), claim("noisy", others=("adamw", "better", "worse", "slight"))
     assert verdict(slight) == verdict(slight, slight) == "agrees"
     assert verdict(slight, noise) == "undecided: within the noise of seeds"
+
+
+def test_every_method_is_tuned_to_the_minimum_within_its_budget() -> None:
+    descent, budget = module("evidence._descent"), 40
+    tried, name_of = descent.tried, descent.name_of
+    for method in module("evidence._methods").ALL:
+        start = method.start({"rate": 0.004, "b1": 0.9, "b2": 0.99, "decay": 0.0})
+        known: dict[Any, float] = {}
+
+        def loss(point: Any, known: Any = known) -> float | None:
+            return known.get(name_of(point))
+
+        for _ in range(budget):
+            _, point = tried(method.coordinates, start, loss, budget)
+            assert name_of(point) not in known
+            known[name_of(point)] = abs(math.log2(point["rate"] / 0.03)) + point["decay"]
+        found, end = tried(method.coordinates, start, loss, budget)
+        assert end is None and len(found) == budget
+        best = descent.best_of(found)  # the minimum is on no ladder
+        assert best["rate"] == pytest.approx(0.03, rel=0.2) and best["decay"] == 0.0
