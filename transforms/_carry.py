@@ -84,7 +84,6 @@ def check_moments(state: Any, like: Any) -> None:
 
 
 def take_moments(state: Any) -> Moments:
-    """The moments of a state."""
     pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(roles(state)), strict=True))
     return Moments(*([x for x, role in pairs if role == name] for name in Moments._fields))
 
@@ -111,8 +110,6 @@ class Carry(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Keep(Carry):
-    """See `keep`."""
-
     needs_names = False
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
@@ -121,8 +118,6 @@ class Keep(Carry):
 
 @dataclasses.dataclass(frozen=True)
 class Rotate(Carry):
-    """See `rotate`."""
-
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         dtype = jnp.result_type(turn, moment)  # SUMO's Alg. 1, block 1.1
         return exact_product(turn.astype(dtype), moment.astype(dtype)).astype(moment.dtype)
@@ -133,8 +128,6 @@ class Rotate(Carry):
 
 @dataclasses.dataclass(frozen=True)
 class Reset(Carry):
-    """See `reset`."""
-
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         return jnp.zeros_like(moment)
 

@@ -44,23 +44,17 @@ OWN = (Counts, LazyMoments)
 
 @counters
 class GuardCounts(NamedTuple):
-    """The counters of `guard_matrices`."""
-
     value: Any
     names = ("skipped", "restarted", "damaged")
     # Steps with a non-finite gradient; how often the state started anew; 1 if it will at this step.
 
 
 class MatrixGuardState(NamedTuple):
-    """State of `guard_matrices`."""
-
     counts: GuardCounts
     inner: Any  # state of the inner transformation
 
 
 class GuardState(NamedTuple):
-    """State of `guard_leaves`."""
-
     skipped: Any  # steps with a non-finite gradient, int32 (leaves,)
     inner: Any  # state of the inner transformation
 

@@ -54,40 +54,38 @@ def checks_arguments(
 
 
 def raise_explained(error: Exception, init: Any, state: Any, updates: Any, params: Any) -> NoReturn:
-    """Raises a ValueError that names the wrong argument of `update`, else `error`."""
-    message = _explanation(init, state, updates, params, error)
+    """Raises a ValueError that names the wrong argument of `update`; `error` if we cannot tell."""
+    try:
+        message = _explanation(init, state, updates, params, error)
+    except Exception:
+        message = None
     if message is None:
         raise error
     raise ValueError(message) from error
 
 
 def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Exception) -> str | None:
-    """The error in the arguments of `update`; `None` if there is none, or we cannot tell."""
     if state is None:
         return NO_STATE
-    try:
-        message = _other_arguments(updates, params, error)
-        if message is not None:
-            return message
-        devices = _other_devices(updates, state)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `init` has given its own
-            expected = jax.eval_shape(init, updates if params is None else params)
-        as_shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _has_shape(x) else x  # noqa: E731
-        state = jax.tree.map(as_shape, state, is_leaf=_has_shape)
-        known = params is not None  # otherwise the dtypes of the state are unknown
-        made_for = "these parameters" if known else "these gradients"
-        arrays = named_leaves(expected).present()
-        kinds = kinds_of(arrays), kinds_of(arrays_in(state, arrays))
-        message = difference("state", *kinds, made_for, dtypes=known)
-        if message is not None and not known:
-            message += " (Or update needs params: their shapes or dtypes are not the gradients'.)"
-    except Exception:
-        return None
-    same = jax.tree.structure(expected) == jax.tree.structure(state)
-    if message is None and not same:
+    message = _other_arguments(updates, params, error)
+    if message is not None:
+        return message
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `init` has given its own
+        expected = jax.eval_shape(init, updates if params is None else params)
+    as_shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _has_shape(x) else x  # noqa: E731
+    shapes = jax.tree.map(as_shape, state, is_leaf=_has_shape)
+    known = params is not None  # otherwise the dtypes of the state are unknown
+    made_for = "these parameters" if known else "these gradients"
+    arrays = named_leaves(expected).present()
+    kinds = kinds_of(arrays), kinds_of(arrays_in(shapes, arrays))
+    message = difference("state", *kinds, made_for, dtypes=known)
+    if message is not None:
+        other = " (Or update needs params: their shapes or dtypes are not the gradients'.)"
+        return message + other * (not known)
+    if jax.tree.structure(expected) != jax.tree.structure(shapes):
         return _CONTAINERS
-    return message or devices
+    return _other_devices(updates, state)
 
 
 def _other_devices(updates: Any, state: Any) -> str | None:
@@ -197,12 +195,12 @@ def difference(
         return None
     first = differing[0]
     alone = _only_in(actual, expected, argument) + _only_in(expected, actual, "the optimizer")
-    changed = (
-        "rank, storage, blocks or mesh"
-        if expected.keys() == actual.keys()
-        else "rank, storage, refresh policy, base, blocks, mesh, or a number into a schedule (or "
-        "the reverse)"
-    )
+    changed = "rank, storage, blocks or mesh"
+    if expected.keys() != actual.keys():
+        changed = (
+            "rank, storage, refresh policy, base, blocks, mesh, or a number into a schedule (or "
+            "the reverse)"
+        )
     return (
         f"{argument} has {actual.get(first, 'nothing')} at {first!r}, where this optimizer has "
         f"{expected.get(first, 'nothing')} for {made_for} ({len(differing)} of {len(places)} {what}"

@@ -30,8 +30,6 @@ class PerParameter(NamedTuple):
 
 
 class RankRecord(NamedTuple):
-    """The rank of matrices of a shape."""
-
     shape: tuple[int, int]
     text: str
 
@@ -68,7 +66,6 @@ class Key(str):
 
 
 def is_recording() -> bool:
-    """Whether somebody listens."""
     return isinstance(_records.get(), list)
 
 

@@ -44,8 +44,6 @@ class SpikeCounts(NamedTuple):
 
 
 class SpikesState(NamedTuple):
-    """State of `skip_spikes`."""
-
     running_norm: Any  # ρ, float32 at least: (...) per leaf, or (leaves,) for all
     counts: Any  # SpikeCounts, of the same shapes
     inner: Any  # state of the inner transformation

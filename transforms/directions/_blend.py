@@ -45,8 +45,6 @@ from ..linalg._schatten import schatten_norms
 
 
 class BlendState(NamedTuple):
-    """State of `blend`."""
-
     count: jax.Array  # t, int32 scalar
     shared: Any
     first: Any
@@ -55,8 +53,6 @@ class BlendState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrustGate(Value):
-    """See `trust_gate`."""
-
     min_agree: Any = 0.2
     lowest: Any = 0.0
     highest: Any = 1.0

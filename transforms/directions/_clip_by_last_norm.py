@@ -25,8 +25,6 @@ from ..linalg._numerics import safe_root
 
 
 class ClipByLastNormState(NamedTuple):
-    """State of `clip_by_last_norm`."""
-
     squares: jax.Array  # n², of the last step's gradients, float32 scalar
     count: jax.Array  # t, int32 scalar
 

@@ -25,8 +25,6 @@ from .._validate import checked
 
 
 class DiagonalState(NamedTuple):
-    """State of `precondition_diagonal`."""
-
     diagonal: jax.Array  # v, float32 at least (..., m), or (..., n) on the right
     momentum: Any  # state of the transformation that gives M
 

@@ -36,8 +36,6 @@ from ..linalg._qr import bases_of
 
 
 class DionState(NamedTuple):
-    """State of `scale_by_dion`."""
-
     mu: jax.Array  # M (..., m, n), float32 at least
     factor: jax.Array  # Q (..., d, r), with the order d of the side that is not orthonormal
     failures: jax.Array  # failed QR decompositions, int32 (...)

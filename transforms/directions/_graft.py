@@ -28,8 +28,6 @@ from ._moment_ratio import adam as adam_direction
 
 
 class GraftState(NamedTuple):
-    """State of `graft`."""
-
     direction: Any
     length: Any
 
@@ -118,8 +116,6 @@ class Graft(Value):
 
 @dataclasses.dataclass(frozen=True)
 class NormGraft(Graft):
-    """See `norm`."""
-
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
         """Of the matrix that is preconditioned."""
         return optax.identity() if average is None else average
@@ -127,8 +123,6 @@ class NormGraft(Graft):
 
 @dataclasses.dataclass(frozen=True)
 class AdamGraft(Graft):
-    """See `adam`."""
-
     b1: Any = 0.95
     eps: Any = 1e-8
     leads = True
@@ -141,8 +135,6 @@ class AdamGraft(Graft):
 
 @dataclasses.dataclass(frozen=True)
 class LimitGraft(Graft):
-    """See `limit`."""
-
     limits = True  # in `precondition`
 
 

@@ -40,8 +40,6 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 class MomentRatioState(NamedTuple):
-    """State of `moment_ratio`."""
-
     count: jax.Array  # t, int32 scalar
     mu: Any  # M (..., m, n), float32 at least without `dtype`
     nu: Any  # v (..., m, n), float32 at least

@@ -33,8 +33,6 @@ class Accumulation(NamedTuple):
 
 
 class MomentumState(NamedTuple):
-    """State of `momentum`."""
-
     count: jax.Array  # t, int32 scalar
     mu: Any  # M, shaped like the parameters
 

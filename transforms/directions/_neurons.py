@@ -27,8 +27,6 @@ from ..linalg._numerics import rescaled, significant
 
 
 class NeuronState(NamedTuple):
-    """State of `normalize_neurons`."""
-
     neurons: jax.Array  # v, (..., n), or (..., m) on the left side, float32 at least
 
     second_moments = ("neurons",)

@@ -26,8 +26,6 @@ from ..linalg._numerics import safe_norm
 
 
 class NormGrowthState(NamedTuple):
-    """State of `limit_norm_growth`."""
-
     norm: jax.Array  # φ, the last norm after limiting, (...), float32 at least
 
 

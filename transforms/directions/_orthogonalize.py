@@ -40,8 +40,6 @@ class PolarMethod(Value):
 
 @dataclasses.dataclass(frozen=True)
 class NewtonSchulz(PolarMethod):
-    """See `newton_schulz`."""
-
     steps: int = 5
     coefficients: Coefficients = "quintic"
     norm: str = "frobenius"
@@ -67,8 +65,6 @@ class NewtonSchulz(PolarMethod):
 
 @dataclasses.dataclass(frozen=True)
 class Decomposition(PolarMethod):
-    """See `svd`, `qr_svd` and `qdwh`."""
-
     name: str  # of the function `polar_<name>`
     by_products: bool = False
 
@@ -80,8 +76,6 @@ class Decomposition(PolarMethod):
 
 @dataclasses.dataclass(frozen=True)
 class Balanced(PolarMethod):
-    """See `balanced`."""
-
     method: PolarMethod
     rounds: int = 2
     beta: Any = 0.5
@@ -205,8 +199,6 @@ def balanced(
 
 
 class OrthogonalizeState(NamedTuple):
-    """State of `orthogonalize` by a decomposition."""
-
     failures: jax.Array  # failed decompositions, whose directions were zero, int32 (...)
 
 

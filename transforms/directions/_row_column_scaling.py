@@ -37,8 +37,6 @@ from ..linalg._numerics import magnitude, power_of_two, ratio, shortened
 
 
 class RowColumnState(NamedTuple):
-    """State of `scale_by_rows_and_columns`."""
-
     count: jax.Array  # t, int32 scalar
     rows: jax.Array  # q̄ (..., m), float32 at least
     columns: jax.Array  # s̄ (..., n), float32 at least

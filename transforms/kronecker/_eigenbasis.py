@@ -79,8 +79,6 @@ from ._whitened import WhitenedRule, inverse_roots
 
 
 class EigenbasisState(NamedTuple):
-    """State of `in_eigenbasis`."""
-
     count: jax.Array  # t, int32 scalar
     left: Factor | None
     right: Factor | None

@@ -52,8 +52,6 @@ from ._roots import BasisRootRule, InverseRoots, StoredRootRule
 
 
 class PreconditionState(NamedTuple):
-    """State of `precondition`."""
-
     count: jax.Array  # t, int32 scalar
     left: Factor | None
     right: Factor | None

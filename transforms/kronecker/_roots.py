@@ -38,8 +38,6 @@ from ._whitened import inverse_roots, starting_multiple, whitened_sources
 
 
 class InverseRoots(NamedTuple):
-    """The settings of inverse roots."""
-
     root: Any  # p
     eps: Any
     damping_mode: str
@@ -48,8 +46,6 @@ class InverseRoots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BasisRootRule(BasisRule):
-    """The settings of roots that are made of the bases of both sides."""
-
     roots: InverseRoots
     short, amplifies = SHORT_FOR_ROOTS, True
 

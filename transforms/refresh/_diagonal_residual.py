@@ -32,8 +32,6 @@ def residual_and_diagonal(h: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @dataclasses.dataclass(frozen=True)
 class DiagonalResidual(RefreshPolicy):
-    """The policy that `diagonal_residual` returns."""
-
     schedule: Every
     threshold: float
     update_eigenvalues: bool

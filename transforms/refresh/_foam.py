@@ -63,8 +63,6 @@ def damping_proxy(
 
 @dataclasses.dataclass(frozen=True)
 class Foam(RefreshPolicy):
-    """The policy that `foam` returns."""
-
     schedule: Every
     threshold: float
     max_damping: float

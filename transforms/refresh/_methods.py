@@ -53,16 +53,12 @@ class ByDefault(BasisMethod):
 
 @dataclasses.dataclass(frozen=True)
 class Eigh(BasisMethod):
-    """See `eigh`: a turn to the eigenvectors of `h`."""
-
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         return _turns.by_eigh(u, h)
 
 
 @dataclasses.dataclass(frozen=True)
 class Qr(BasisMethod):
-    """See `qr`: orthogonal iteration."""
-
     steps: int = 1
 
     def rounds(self, state: Any) -> list[tuple[RefreshMethod, Any]]:
@@ -75,8 +71,6 @@ class Qr(BasisMethod):
 
 @dataclasses.dataclass(frozen=True)
 class Rotations(BasisMethod):
-    """See `rotations`."""
-
     most: int = _turns.ROTATIONS
     level, rotates = HALVES, True
 
@@ -86,8 +80,6 @@ class Rotations(BasisMethod):
 
 @dataclasses.dataclass(frozen=True)
 class StoredRoots(RefreshMethod):
-    """See `stored_roots`."""
-
     method: str = "eigh"
 
     def solved(self, a: jax.Array, root: int, eps: Any, damping_mode: str, floor: Any) -> Solved:
@@ -97,8 +89,6 @@ class StoredRoots(RefreshMethod):
 
 @dataclasses.dataclass(frozen=True)
 class SaturatedRoots(StoredRoots):
-    """See `saturated_roots`."""
-
     method: str = "newton_schulz"
     steps: int = 5
     coefficients: Coefficients = "quintic"

@@ -96,8 +96,6 @@ class RefreshPolicy(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Every(RefreshPolicy):
-    """The policy that `every` returns."""
-
     period: int
     offset: int = 0
     first: bool | str = True
@@ -173,8 +171,6 @@ def every(
 
 @dataclasses.dataclass(frozen=True)
 class BelowNorm(RefreshPolicy):
-    """The policy that `below_norm` returns."""
-
     schedule: Every
     threshold: Any
 

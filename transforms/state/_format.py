@@ -45,23 +45,20 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       >>> curvax.describe_state(curvax.scale_by_muon(), params)["arrays"]
       {'0/count': 'int32[]', '0/mu/dense/kernel': 'float32[4, 8]'}
     """
+    is_empty = lambda node: isinstance(node, tuple) and not node and not is_hole(node)  # noqa: E731
     whole = traced(optimizer, params)
     portable = by_parameter(whole.undivided)
     leaves = named_leaves(portable).present()
-    with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
+    with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=is_empty)
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
         "curvax_state_format": STATE_FORMAT,
         "arrays": kinds_of(leaves),
         "matrices": {name: _described(form) for name, form in sorted(whole.forms.items())},
-        "empty": [place_of(path) for path, node in with_path if _is_empty(node)],
+        "empty": [place_of(path) for path, node in with_path if is_empty(node)],
         "parts": list(parts),
         "stacks": [[[s.key, [[*m] for m in s.members]] for s in view] for view in whole.stacks],
     }
-
-
-def _is_empty(node: Any) -> bool:
-    return isinstance(node, tuple) and not node and not is_hole(node)
 
 
 def _described(form: MatrixForm) -> str:

@@ -96,7 +96,14 @@ def joined_state(whole: Traced, state: Any) -> Any:
 
     def undivided(node: Any, division: Division) -> Any:
         shapes, mesh = division.layout.joined_shapes, _mesh_of(division)
-        shardings = jax.tree.map(lambda x: _other_axis(mesh, division.axes, x), shapes)
+        devices = math.prod(mesh.shape[a] for a in division.axes)
+
+        def sharding(x: Any) -> NamedSharding:
+            """Over the first axis but that of matrices that the devices divide."""
+            axis = next((i for i in range(1, x.ndim) if x.shape[i] % devices == 0), None)
+            return NamedSharding(mesh, P() if axis is None else P(*[None] * axis, division.axes))
+
+        shardings = jax.tree.map(sharding, shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
             return jax.tree.map(lambda x, s: x.update(sharding=s), shapes, shardings)
         return _moved(division.layout.undivided, node, shardings, mesh)
@@ -144,10 +151,10 @@ def in_structure(
     if message is not None:
         raise ValueError(message)
 
-    def as_array(x: Any, like: Any) -> Any:  # some files have numbers for arrays without axes
-        return x if hasattr(x, "dtype") else jnp.asarray(x, like.dtype)
-
-    return named.rebuild({name: as_array(arrays[name], x) for name, x in named.present().items()})
+    for name, x in named.present().items():
+        if not hasattr(arrays[name], "dtype"):  # some files have numbers for arrays without axes
+            arrays[name] = jnp.asarray(arrays[name], x.dtype)
+    return named.rebuild(arrays)
 
 
 def _mesh_of(division: Division) -> Mesh:
@@ -180,10 +187,3 @@ def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> An
     there = jax.tree.map(lambda s: NamedSharding(auto, s.spec), shardings)
     done = jax.jit(f, out_shardings=there)(jax.tree.map(placed, tree))
     return jax.device_put(done, shardings)
-
-
-def _other_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
-    """Over the first axis but that of matrices that the devices divide, so each has its share."""
-    devices = math.prod(mesh.shape[a] for a in axes)
-    axis = next((i for i in range(1, x.ndim) if x.shape[i] % devices == 0), None)
-    return NamedSharding(mesh, P() if axis is None else P(*[None] * axis, axes))

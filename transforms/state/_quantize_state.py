@@ -31,8 +31,6 @@ from ._traced import is_view, nodes_in, place_of
 
 
 class QuantizedState(NamedTuple):
-    """State of `quantize_state`."""
-
     inner: Any  # the transformation's state, with a `Coded` in place of every coded leaf
     updates: Any = None  # t of the dither, int32 scalar
 
@@ -97,7 +95,12 @@ def quantize_state(
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
-        _check_undivided(plain)
+        if next(nodes_in(plain, is_divided), None) is not None:
+            raise ValueError(
+                "quantize_state: inner distributes its state over devices (mesh=), which codes "
+                "cannot follow. Quantize inside instead: curvax.assemble(curvax.quantize_state("
+                "scale_by_…(), where=lambda place, leaf: leaf.ndim > 2), learning_rate, mesh=…)."
+            )
         start = lambda x, codec: x if codec is None else encoded(x, codec, None)  # noqa: E731
         coded = jax.tree.map(start, plain, codecs_of(plain))
         return QuantizedState(coded, jnp.zeros([], jnp.int32) if dither else None)
@@ -122,23 +125,10 @@ def quantize_state(
                 return x.coded
             return x if codec is None else encoded(x, codec, count, before)
 
-        plain = jax.tree.map(decoded, like, codecs, before, _in_views(like))
+        of_view = lambda node: jax.tree.map(lambda _: is_view(node), node)  # noqa: E731
+        in_views = jax.tree.map(of_view, like, is_leaf=is_view)
+        plain = jax.tree.map(decoded, like, codecs, before, in_views)
         updates, new = inner.update(updates, plain, params, **extra_args)
         return updates, QuantizedState(jax.tree.map(coded, like, codecs, before, new), count)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_undivided(state: Any) -> None:
-    if [*nodes_in(state, is_divided)]:
-        raise ValueError(
-            "quantize_state: inner distributes its state over devices (mesh=), which codes cannot "
-            "follow. Quantize inside instead: curvax.assemble(curvax.quantize_state(scale_by_…(), "
-            "where=lambda place, leaf: leaf.ndim > 2), learning_rate, mesh=…)."
-        )
-
-
-def _in_views(state: Any) -> Any:
-    """For each array of a state, whether it is of a matrix view."""
-    marked = lambda node: jax.tree.map(lambda _: is_view(node), node)  # noqa: E731
-    return jax.tree.map(marked, state, is_leaf=is_view)

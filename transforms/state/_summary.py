@@ -134,8 +134,9 @@ def summarize(optimizer: Any, params: Any) -> str:
             share = 1 if part is None else (part.stop - part.start) / entry.leaf.shape[0]
             sizes[owner] += round(size * share)
     rows = [
-        f"| {name} | {_form_of(leaf)} | {treatment.get(name, 'as stored')} | {sizes[name]:,} |"
-        for name, leaf in leaves.items()
+        f"| {name} | {'×'.join(map(str, jnp.shape(x))) or 'scalar'} {jnp.result_type(x)} "
+        f"| {treatment.get(name, 'as stored')} | {sizes[name]:,} |"
+        for name, x in leaves.items()
     ]
     total = sum(sizes.values()) + shared
     return "\n".join(
@@ -222,7 +223,3 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
 def _bytes(leaf: Any, part: tuple[int, ...] | None = None) -> int:
     """The size of an array, or of a part of it with this shape."""
     return math.prod(jnp.shape(leaf) if part is None else part) * jnp.result_type(leaf).itemsize
-
-
-def _form_of(leaf: Any) -> str:
-    return f"{'×'.join(map(str, jnp.shape(leaf))) or 'scalar'} {jnp.result_type(leaf)}"

@@ -64,7 +64,7 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
             "optimizer: its momentum must be an average to take over another one, with "
             "accumulate='ema'; with 'sum' it means something else."
         )
-    averages = [*nodes_in(state, _has_moments)]
+    averages = [*nodes_in(state, lambda x: {"count", "mu"} <= {*getattr(x, "_fields", ())})]
     if not averages:
         raise ValueError(
             "state: expected that of an Optax optimizer with mu and count, such as optax.adamw's, "
@@ -113,7 +113,3 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
 
     portable = by_parameter(joined_state(whole, optimizer.init(params)))
     return place_state(optimizer, params, over(portable))
-
-
-def _has_moments(node: Any) -> bool:
-    return {"count", "mu"} <= {*getattr(node, "_fields", ())}

@@ -56,8 +56,6 @@ class Triangle(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cholesky(Quantized):
-    """The storage that `cholesky` returns."""
-
     error_feedback: Any = None
     eps: Any = 1e-6
     damping_mode: str = "relative"

@@ -78,8 +78,6 @@ class PackedCorrelation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Packed(Quantized):
-    """The storage that `packed` returns."""
-
     eps: Any = 1e-6
     bases: Storage | None = None
 

@@ -31,8 +31,6 @@ needs the memory of one matrix (measured in November 2026)."""
 
 
 class Square(NamedTuple):
-    """A batch of quantized square matrices."""
-
     codes: jax.Array  # uint8 (..., d, ⌈d/2⌉)
     scales: jax.Array  # (..., ⌈d/B⌉, ⌈d/B⌉)
     diagonal: jax.Array | None  # (..., d), unless it is quantized too
@@ -40,8 +38,6 @@ class Square(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Quantized(Storage):
-    """The storage that `quantized` returns."""
-
     codec: Codec
     keep_diagonal: bool = True
     min_elements: int = MIN_ELEMENTS

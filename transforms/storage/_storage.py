@@ -92,8 +92,6 @@ class StorageRecord(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Storage):
-    """The storage that `dense` returns."""
-
     dtype: Any = None
 
     def exact(self, order: int) -> bool:

@@ -100,8 +100,6 @@ class _Directions(BasisFinder):
 
 @dataclasses.dataclass(frozen=True)
 class SvdBasis(_Directions):
-    """See `svd`."""
-
     draws = False
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
@@ -110,8 +108,6 @@ class SvdBasis(_Directions):
 
 @dataclasses.dataclass(frozen=True)
 class Randomized(_Directions):
-    """See `randomized`."""
-
     oversampling: int
     iterations: int
 
@@ -126,8 +122,6 @@ class Randomized(_Directions):
 
 @dataclasses.dataclass(frozen=True)
 class Iterated(_Directions):
-    """See `iterated`."""
-
     rotate: bool
     start: BasisFinder
 
@@ -154,8 +148,6 @@ class Iterated(_Directions):
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian(BasisFinder):
-    """See `gaussian`."""
-
     normalized: bool
     kept: bool
 
@@ -170,8 +162,6 @@ class Gaussian(BasisFinder):
 
 @dataclasses.dataclass(frozen=True)
 class Switched(BasisFinder):
-    """See `complement`, `full_basis` and `gaussian_mix`."""
-
     source: str
     leading: int
     finder: BasisFinder
@@ -303,7 +293,6 @@ def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched
 
 
 def check_finder(name: str, value: Any) -> None:
-    """Requires a basis finder."""
     check_value(name, value, BasisFinder, "a basis such as curvax.subspaces.svd()")
 
 

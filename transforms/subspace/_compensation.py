@@ -59,8 +59,6 @@ class Compensation(Value):
 
 
 class OptimalState(NamedTuple):
-    """State of `optimal`."""
-
     energy: jax.Array  # p (..., n)
     norm: jax.Array  # φ (...)
 
@@ -91,8 +89,6 @@ def _no_longer(s: jax.Array, squares: jax.Array, parts: Parts, limit: Any) -> ja
 
 @dataclasses.dataclass(frozen=True)
 class Optimal(Compensation):
-    """See `optimal`."""
-
     decay: Any = None
     gamma: Any = 1.01
     weight: Any = 0.4
@@ -116,8 +112,6 @@ class Optimal(Compensation):
 
 @dataclasses.dataclass(frozen=True)
 class Fira(Compensation):
-    """See `fira` and `fira_plus`."""
-
     gamma: Any = 1.01
     weight: Any = 1.0
     residual: Any = 1.0
@@ -140,8 +134,6 @@ class Fira(Compensation):
 
 @dataclasses.dataclass(frozen=True)
 class ChannelScaling(Compensation):
-    """See `channel_scaling`."""
-
     whole: bool = False
     limit: Any = 1.0
 

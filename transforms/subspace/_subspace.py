@@ -53,8 +53,6 @@ from ._rule import Subspace, SubspaceRule
 
 
 class SubspaceState(NamedTuple):
-    """State of `in_subspace`."""
-
     count: jax.Array  # t, int32 scalar
     subspace: Subspace
     inner: Any  # state of the inner transformation, for the projected matrices

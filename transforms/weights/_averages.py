@@ -29,8 +29,6 @@ from .._validate import as_transformation, check_given, checked
 
 
 class LookaheadState(NamedTuple):
-    """State of `ema_nesterov`."""
-
     count: jax.Array  # t, int32 scalar
     ahead: jax.Array  # β_t, by which the parameters are ahead, scalar
     step: Any  # m_t, float32 at least, in the parameters' shapes
@@ -42,8 +40,6 @@ class LookaheadState(NamedTuple):
 
 
 class PrimalAverageState(NamedTuple):
-    """State of `primal_average`."""
-
     count: jax.Array  # t, int32 scalar
     share: jax.Array  # μ_y of the parameters, scalar
     z: Any  # Z_t, float32 at least, in the parameters' shapes
@@ -55,8 +51,6 @@ class PrimalAverageState(NamedTuple):
 
 
 class TailAverageState(NamedTuple):
-    """State of `tail_average`."""
-
     count: jax.Array  # t, int32 scalar
     share: jax.Array  # λ, scalar
     average: Any  # E_t, float32 at least, in the parameters' shapes

@@ -35,8 +35,6 @@ from ._rounding import nearest, random_bits, stochastic, update_to
 
 
 class StochasticRoundingState(NamedTuple):
-    """State of `stochastic_rounding`."""
-
     count: jax.Array  # steps, int32 ()
     key: jax.Array  # key data, uint32 (2,)
     rows: Any  # 0, 1, … for the first axis, uint32: layers that are cut out keep their numbers
@@ -44,15 +42,11 @@ class StochasticRoundingState(NamedTuple):
 
 
 class KahanState(NamedTuple):
-    """State of `kahan_summation`."""
-
     compensation: Any  # c, bfloat16, in the parameters' shapes
     inner: Any  # state of the inner optimizer
 
 
 class MasterState(NamedTuple):
-    """State of `master_weights`."""
-
     masters: Any  # w, float32, in the parameters' shapes
     inner: Any  # state of the inner optimizer
 

@@ -44,8 +44,6 @@ TOP = 255  # the largest code
 
 
 class Int8WeightsState(NamedTuple):
-    """State of `int8_weights`."""
-
     count: jax.Array  # steps, int32 ()
     inner: Any  # state of the inner optimizer, for the weights in float32
 

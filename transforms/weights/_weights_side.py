@@ -48,8 +48,6 @@ class Weights(Value):
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Weights):
-    """See `chain`."""
-
     parts: tuple[Weights, ...]
 
     def __post_init__(self) -> None:

@@ -28,8 +28,6 @@ AXES = {"matrix": (-2, -1), "row": -1, "column": -2}
 
 @dataclasses.dataclass(frozen=True)
 class Hyperball(Weights):
-    """See `hyperball`."""
-
     rms: Any = None
     rescales = True
     forgets = True
@@ -53,8 +51,6 @@ class Hyperball(Weights):
 
 @dataclasses.dataclass(frozen=True)
 class Decay(Weights):
-    """See `decay`."""
-
     weight_decay: Any = 0.0
     cautious: bool = False
     independent: bool = False
@@ -70,8 +66,6 @@ class Decay(Weights):
 
 @dataclasses.dataclass(frozen=True)
 class Brake(Weights):
-    """See `brake`."""
-
     outward: Any = 0.5
     inward: Any = 1.0
     pin: bool = False
@@ -110,8 +104,6 @@ class Brake(Weights):
 
 @dataclasses.dataclass(frozen=True)
 class Floor(Weights):
-    """See `floor`."""
-
     share: Any = 0.3825
     unit: str = "matrix"
 
