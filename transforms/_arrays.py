@@ -1,7 +1,5 @@
 """What parameters and gradients may be: checks whose errors name the path of an array."""
 
-from __future__ import annotations
-
 import numbers
 from typing import Any
 

@@ -8,8 +8,6 @@ below. (`quantize_state` asks too, because second moments must not round to 0.) 
 more than one number per matrix, such as a factor, is an error, because no rule is known for it.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ count continues from 2³⁰ instead (`next_step`), because refreshes are due at 
 negative number occurs only in a damaged checkpoint and counts as 0.
 """
 
-from __future__ import annotations
-
 import abc
 from typing import Any, ClassVar
 

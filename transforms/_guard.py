@@ -16,8 +16,6 @@ the direction: a refresh that finds it damaged starts it anew.
 rounds, on the state that it was given; behind the step it would keep all directions alive.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What to give in place of keywords that other libraries have."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -6,8 +6,6 @@ description. It compares by path what each array is (`kinds_of`), so containers 
 always would add 4 to 15 % to the time of a trace.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn

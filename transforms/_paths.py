@@ -10,8 +10,6 @@ hole. So the routing declares the shapes of the whole tree (`inside_of`), and th
 for the holes of the tree that it gets (`shapes_around`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import fnmatch

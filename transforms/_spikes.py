@@ -19,8 +19,6 @@ finite gradient whose squares overflow always is one. *Non-finite* gradients pas
 guard handles them. *Cost*: one pass over the gradient; 12 bytes of state per matrix.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Tree maps that JAX does not have, and a wrapper that runs a chain in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

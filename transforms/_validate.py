@@ -8,8 +8,6 @@ An error is a `ValueError` that names the argument, its value and the allowed va
 that are tracers are not checked: `inject_hyperparams` calls factories with them.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools
@@ -18,7 +16,7 @@ import numbers
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -241,11 +239,12 @@ def rules_of(made: Any) -> dict[str, tuple[Rule, bool]]:
     """By argument of a factory or a value's class: its rule, and whether it takes `None` too."""
     owner = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower().removeprefix("scale_by_")
     rules = {}
-    for name, parameter in inspect.signature(made).parameters.items():
-        kind, none, _ = str(parameter.annotation).partition(" | None")
-        rule = RULES.get(f"{owner}.{name}") or (Flag() if kind == "bool" else RULES.get(name))
+    for name, parameter in inspect.signature(made, eval_str=True).parameters.items():
+        is_flag = parameter.annotation in (bool, bool | None)
+        rule = RULES.get(f"{owner}.{name}") or (Flag() if is_flag else RULES.get(name))
         if rule is not None:
-            rules[name] = rule, bool(none) or parameter.default is None
+            none = type(None) in get_args(parameter.annotation)
+            rules[name] = rule, none or parameter.default is None
     return rules
 
 

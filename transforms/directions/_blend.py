@@ -26,8 +26,6 @@ two Gram matrices of the smaller side, `2m²n` FLOPs each for `m ≤ n`. *State*
 a counter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ for a direction $D$, before the learning rate and the sign, and the gradient $G$
 stays so. *Cost*: two passes. *State*: that of the direction.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

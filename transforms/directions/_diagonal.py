@@ -10,8 +10,6 @@ columns (An et al., arXiv:2503.20762, Algorithm 3).
 two passes over the gradient. *State*: `m` numbers, or `n`, besides the momentum.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

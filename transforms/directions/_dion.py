@@ -17,8 +17,6 @@ column of $Q$ stays. If the QR fails, the direction is 0, $M$ becomes $\mu B$, a
 counts it. *Cost*: `8mnr` FLOPs and a QR of `m × r`. *State*: `mn + nr` numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

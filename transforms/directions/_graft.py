@@ -10,8 +10,6 @@ grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 15; Anil et al., 2020) or A
 $\hat G$ is zero, $D$ is zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

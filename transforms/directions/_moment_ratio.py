@@ -20,8 +20,6 @@ bound of weighted means grows with $t$ to the same number. It holds as long as $
 the coordinates in which they were averaged.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -12,8 +12,6 @@ promoted dtype of gradient and state and stored in `dtype`. The output has the g
 *State*: one array per leaf and a counter.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -11,8 +11,6 @@ matrices to a root mean square of 0.2 instead, as `normalize_matrices(0.2)` does
 largest of its matrix. *Cost*: two passes. *State*: one number per neuron.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

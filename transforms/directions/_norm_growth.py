@@ -11,8 +11,6 @@ $\phi = 0$ and keep all later directions at zero; here the limiter restarts.
 becomes zero and $\phi$ stays. *Cost*: one pass. *State*: one number per matrix.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -13,8 +13,6 @@ columns and matrices stay zero. `standardize_rows` also gives 0 for a row that i
 rounding: its deviation is at most `n · eps` times its largest entry. *Cost*: two passes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ $$D = U V^\top \quad\text{for}\quad G = U \Sigma V^\top$$
 The values of `curvax.polar` are its methods; `linalg/_polar.py` has their cost and their numerics.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import math

@@ -21,8 +21,6 @@ this size at the first step. `racs` limits root mean squares to it; those of Gau
 1.00 (order 128 and above) to 1.14 times this at the first step, and a tenth of it later.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -6,8 +6,6 @@ for a direction $D$, before the learning rate and the sign. An entry decays if t
 smaller anyway, so that decay never works against the direction. *Cost*: one pass, no state.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -5,8 +5,6 @@ have in common, in one run, is a piece: it travels from the device that has the 
 owns the tile's matrix. Pieces have one width, so longer runs are cut, and shorter ones padded.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

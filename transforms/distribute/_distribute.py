@@ -12,8 +12,6 @@ period. *Memory.* A device holds the state of its own matrices (`_shares.py`). *
 `docs/distribution.md`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ owner's matrices (`_ways.py`), in one exchange for a stack, or for all stacks of
 a device receives its own matrices, and on the way back its own tiles of the updates.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ On a mesh with Auto axes the compiler chooses how arrays lie. With Explicit axes
 sharding is part of an array's type and every transfer is written out.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -16,8 +16,6 @@ least work of the busiest device and exchange together. Without them the number 
 blocks, with `block_size`) bounds the number of devices with work.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

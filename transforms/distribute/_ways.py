@@ -7,8 +7,6 @@ exchanges. There the devices permute rows in turns: who sends or gets the most d
 spread over all devices first, and a device receives them twice.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

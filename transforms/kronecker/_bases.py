@@ -17,8 +17,6 @@ codes stays in $H$ until it has grown.
 statistic; `restarted` counts this.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -51,8 +51,6 @@ refresh breaks it, because an entry may get a moment from one place and a varian
 cost*: `_factor.py`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

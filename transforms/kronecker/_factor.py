@@ -13,8 +13,6 @@ FLOPs for the statistic at each step, `4d²k` into a basis and back, `2d²k` for
 `O(d³)` at a refresh.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

@@ -16,8 +16,6 @@ This is for bases in a storage that does not round. Otherwise, and on one side a
 floor of `linalg/_inverse_root.py`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

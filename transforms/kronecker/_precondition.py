@@ -24,8 +24,6 @@ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so tha
 bound (only $\epsilon^{-s/p} \|M\|$), unless `limit` shortens directions to the first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, NamedTuple

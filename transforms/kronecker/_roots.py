@@ -11,8 +11,6 @@ the root's eigenvalues is of second order in that. *Stored* roots are those of `
 statistics in the gradient's own coordinates. Before the first refresh a root is the identity.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -28,8 +28,6 @@ which $b^{k+1}$ is left.
 each step beside the statistics: `2mn(m + n)` FLOPs from roots, `2mn(m + 2n)` from bases.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

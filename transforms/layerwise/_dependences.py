@@ -12,8 +12,6 @@ Flags and indices that only order work are `declared` (`linalg/_numerics.py`). K
 count as mixing; the analysis does not look into mapped functions of meshes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence, Set

@@ -8,8 +8,6 @@ sum: its method `over_layers` takes the states that the layers return, with arra
 and returns the next common state.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

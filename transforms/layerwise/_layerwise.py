@@ -9,8 +9,6 @@ layers, and the gradient and temporaries of one layer. *Cost*: each block is com
 `jax.checkpoint`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

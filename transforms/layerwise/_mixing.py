@@ -8,8 +8,6 @@ An array that the state keeps for all layers must not depend on them either, unl
 how those of the layers combine.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -5,8 +5,6 @@ the panels so far, divided by the Cholesky factor of its diagonal block. *Cost*:
 products, without tiles of zeros.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

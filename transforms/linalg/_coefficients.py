@@ -8,8 +8,6 @@ first is $[l, 1]$. A safety factor $s$ replaces $p(x)$ by $p(x / s)$, against si
 rounding leaves above $u$.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

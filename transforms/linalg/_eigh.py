@@ -13,8 +13,6 @@ eigenvalues of $H$ that are rounding already, and QR makes the rows of $U^\top P
 *Cost* for `m ≤ n`: 16 rounds of `4m²n + 2m³` FLOPs, and one `eigh` of order `m`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

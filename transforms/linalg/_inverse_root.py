@@ -29,8 +29,6 @@ the eigenpairs that FOAM and DR-Shampoo keep. Iterations do not tell eigenvalues
 if the damping is noise. They, and the cost of all methods, are in `_iterations.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -28,8 +28,6 @@ error estimate therefore uses the root itself, `max |X^p A_ε - I|`. *Cost* per 
 cheaper on a CPU, where it takes as long as 14 products; on a GPU it is expensive at large orders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -13,8 +13,6 @@ A visit takes one entry out of a batch, works on it, and writes it back in place
 those of one matrix. Refreshes that are not due cost nothing: their loop has no rounds.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

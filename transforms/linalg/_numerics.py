@@ -1,7 +1,5 @@
 """The basis of all linear algebra: precision, exact scaling, rounding noise, norms, and tiles."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable

@@ -23,8 +23,6 @@ to order 255, `2.5 d³` at 256 and `1.9 d³` from 512 on, so it pays for two pro
 least `d` columns.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ The norm is above the spectral norm by at most the factor $r^{1/p}$ for the rank
 not finite. *Cost*: $2m^2n + 2km^3$ FLOPs for `m ≤ n`, in full precision.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -37,8 +37,6 @@ straightens, by default in three passes of bfloat16 on GPUs and TPUs (`HALVES` o
 An exact turn takes one product beside the decomposition.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@
 - Simply's `AnnotatedArray` has a letter for each axis: "i" is an input, "o" an output, "." neither.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ An entry has the axes of one layer, and whether layers may be stacked: MaxText's
 A bias and norms go before the convention: an entry that they contradict does not apply.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -6,8 +6,6 @@ the shape and what lies beside it (`_names`, `_parameters`, `_readings`), also w
 optimizers (`shapes_around`). Without evidence, one error lists all such parameters.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import re

@@ -6,8 +6,6 @@ the rest (`SHARED`), and some of other parameters. With any other name, taking a
 for a matrix is a guess.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Which parameter maps features to the output: by its name and place, never by its shape alone."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ left, and it is not a stack, it decides: users say which layers they stack. Othe
 returns the readings, for the error that asks which of them is right.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 The rule of the matrix view inside knows the shapes of the other parameters, such as biases.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ An entry for many parameters, a pattern or a node, leaves alone those that lack 
 is about kernels, not about the vectors of norms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

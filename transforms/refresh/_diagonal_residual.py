@@ -10,8 +10,6 @@ Appendices I and J.5). The damping does not change. A zero factor has residual 0
 reduction of $H$, in which the factor is kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

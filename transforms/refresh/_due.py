@@ -5,8 +5,6 @@ of the period, in the groups that GPUs refresh at once, the most expensive first
 with the least work so far of its device. The state keeps the step of each matrix.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -23,8 +23,6 @@ diagonal of $H$ is a part of $E$, because the root does not have it. Cost of a c
 $H$.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

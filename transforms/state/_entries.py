@@ -1,7 +1,5 @@
 """Which parameters each array of an optimizer's state belongs to."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

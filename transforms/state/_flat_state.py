@@ -1,7 +1,5 @@
 """A state as a dict of arrays, for training loops that expect AdamW's, which has no holes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

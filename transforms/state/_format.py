@@ -4,8 +4,6 @@
 another meaning (`docs/checkpoints.md`); a test enforces it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Hyperparameters in the state: `optax.inject_hyperparams` with the right static arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The portable form of a state, for checkpoints: by parameter, without stacks and meshes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -11,8 +11,6 @@ tile. Within a step the decoded state exists as well, in a matrix view in chunks
 (`storage/_lazy_moments.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The counters and figures of an optimizer's state, parameter by parameter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Where an optimizer's state is: its sharding, and the hosts' memory between steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """How an optimizer treats each parameter, and how large its state is."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

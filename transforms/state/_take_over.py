@@ -10,8 +10,6 @@ Everything else starts anew: factors, bases and subspaces with the averages insi
 optimizers, whose gradients are directions.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

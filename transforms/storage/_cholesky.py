@@ -14,8 +14,6 @@ form stays, and `failures` counts it. Inverse roots are stored as in `_quantized
 statistic: one product of triangles and one Cholesky decomposition, `4 d³ / 3` FLOPs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

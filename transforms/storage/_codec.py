@@ -45,8 +45,6 @@ as much with dither. *Memory*: $b / 8$ bytes per element and one scale per tile.
 finite: a NaN corrupts its tile.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

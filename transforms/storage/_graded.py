@@ -5,8 +5,6 @@ rounds gets `H_ij / √(H_ii H_jj)`, and the diagonal stays beside it. So near t
 needs no Cholesky factor.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

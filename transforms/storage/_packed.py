@@ -27,8 +27,6 @@ bytes in 6 bits, `⌈d/2⌉` in 4. *Cost*: `4 d³ / 3` FLOPs per statistic that 
 roots are decoded element by element; bases as in `linalg/_qr.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ damping, and the factor's `indefinite` counts it.
 instead of `d ⌈d/2⌉` in 8 bits).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Storages: how a preconditioner stores its factors, roots and bases between steps."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from typing import Any, NamedTuple

@@ -13,8 +13,6 @@ fine-tuning.
 not use it under `jit`: with a tolerance, the rank depends on the values.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

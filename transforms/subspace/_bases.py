@@ -9,8 +9,6 @@ arXiv:2502.07752, Algorithm 2 and section F.7). Without switching, the optimizer
 directions outside the leading subspace.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from typing import Any, NamedTuple

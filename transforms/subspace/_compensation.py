@@ -17,8 +17,6 @@ itself (`_moment_ratio.py`).
 if its energy is at most `m · eps` times the gradient's.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from typing import Any, NamedTuple

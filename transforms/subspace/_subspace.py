@@ -29,8 +29,6 @@ place, so that a restart repeats them.
 FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with a compensation.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

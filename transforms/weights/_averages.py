@@ -14,8 +14,6 @@ Parameters in bfloat16 would lose the small changes of averages: put `master_wei
 wrapper of theirs outside. *State*: one array for each parameter.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

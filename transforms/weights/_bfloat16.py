@@ -16,8 +16,6 @@ $2^{16}$ times smaller, the parameter may miss it by $2^{-24}$ of its old value;
 the master. *State.* 4 bytes per row of a parameter, 2 per parameter, and 4.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any, NamedTuple
 

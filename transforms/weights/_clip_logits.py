@@ -10,8 +10,6 @@ are, and those of the queries take the whole $\gamma$: `power={"*query_rope*": 1
 *Numerics.* float32 at least. A head whose statistic is zero or not finite is not clipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -19,8 +19,6 @@ References: int8 weights with stochastic rounding: Zhang et al., Q-GaLore, arXiv
 al., APOLLO, arXiv:2412.05270.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -17,8 +17,6 @@ $q = p + u$ and $d = u$.
 stochastically to infinity; infinity and NaN stay. XLA may flush subnormal differences to zero.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

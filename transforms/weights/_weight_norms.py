@@ -13,8 +13,6 @@ by the same angle at each step: `weights="hyperball"` of a method.
 matrix that starts at zero keeps the norm of its first update. *Cost*: two passes.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

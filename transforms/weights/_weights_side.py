@@ -9,8 +9,6 @@ where they change the weights that the step reaches. `_weights_values.py` has th
 the matrix. *State*: a counter of steps, if the learning rate is a schedule.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

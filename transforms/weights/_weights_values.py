@@ -4,8 +4,6 @@ The docstrings have the formulas, the sources (track 3 is that of KellerJordan/m
 what happens to weights that are 0.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
