@@ -103,7 +103,7 @@ def dr_shampoo(
     The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
     eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have
     eigenvalues that are rounding noise, this noise is kept out of the direction
-    (`transforms/kronecker/_noise.py`). Grafting bounds a direction's norm by Adam's.
+    (`transforms/kronecker/_roots.py`). Grafting bounds a direction's norm by Adam's.
 
     State per `m × n` matrix: `2(m² + n²) + m + n` numbers, and `2mn` for the grafted Adam. Work
     between checks: `6mn(m + n)` FLOPs; a check is a reduction of each factor.

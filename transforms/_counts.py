@@ -1,7 +1,7 @@
 """Counters: of each matrix in a batch, packed into one array, and of steps.
 
-Every array of a state costs the caller of a compiled step 10 to 20 µs (measured on a CPU). With an
-array per counter this was several percent of a small model's update.
+Every array of a state costs the caller of a compiled step 10 to 20 µs (measured on a CPU): an array
+per counter was several percent of a small model's update.
 
 *Limits.* Counters are int32. Counters of matrices stay at their largest value, 2³¹ − 1. A step
 count continues from 2³⁰ instead (`next_step`), because refreshes are due at multiples of it. A

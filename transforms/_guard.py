@@ -1,16 +1,16 @@
 """Guards: keep non-finite gradients out of states and non-finite directions out of updates.
 
-A matrix counts as finite if its sum of squares, in float32 at least, is finite. A matrix that is
-not takes part in the step with a zero gradient, and its direction is zero: its momentum and
-statistics decay, it does not move, and nothing else is affected. `guard_leaves` treats leaves of
-any shape in the same way.
+A matrix counts as finite if its sum of squares, in float32 at least, is finite. One that is not
+takes part in the step with a zero gradient, and its direction is zero: its momentum and statistics
+decay, it does not move, and nothing else is affected. `guard_leaves` does so for leaves of any
+shape.
 
 *Damaged states.* A value in a state that is not finite, as from a damaged checkpoint, never leaves
 a moment, basis or root by itself. It shows in the direction, which is then not finite although the
 gradient is; so directions are checked, not states. The update of such a matrix is zero, and at the
-beginning of the next step `init` makes its part of the state anew (`restarted`): the matrix view
-and a device's `Step` see to it, and `in_subspace` for its own state. A statistic does not show in
-the direction: a refresh that finds it damaged starts it anew.
+beginning of the next step `init` makes its part of the state anew (`restarted`, in the matrix view,
+a device's `Step` and `in_subspace`). A statistic does not show in the direction: a refresh that
+finds it damaged starts it anew.
 
 *Cost.* A pass over the gradient and one over the direction. A step without damage runs a loop of no
 rounds, on the state that it was given; behind the step it would keep all directions alive.
@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from ._counts import Counts, counters
@@ -153,7 +152,7 @@ def is_finite(x: jax.Array, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Arra
 
 def all_finite(x: jax.Array) -> jax.Array:
     """Whether matrices `(..., m, n)` are finite, by their sums: a quarter of the time, on a CPU."""
-    return jnp.isfinite(jnp.sum(x, axis=(-2, -1), dtype=np.promote_types(x.dtype, np.float32)))
+    return jnp.isfinite(jnp.sum(x, axis=(-2, -1), dtype=jnp.promote_types(x.dtype, jnp.float32)))
 
 
 def where_finite(finite: Any, tree: Any) -> Any:

@@ -1,9 +1,9 @@
 """Whether a state is an optimizer's own: its arrays compared with those that `init` would give.
 
 `difference` is the one comparison: of a state in `update`, of one that is placed, of a checkpoint's
-description. It compares by path what each array is (`kinds_of`), so containers do not matter.
-`checks_arguments` compares, gradients and parameters too, only after `update` has failed: doing so
-always would add 4 to 15 % to the time of a trace.
+description. It compares by path what each array is (`kinds_of`), whatever the containers.
+`checks_arguments` compares, gradients and parameters too, only after `update` has failed: always,
+it would add 4 to 15 % to the time of a trace.
 """
 
 import warnings

@@ -2,12 +2,12 @@
 
 A leaf's path joins its keys by "/": `block_0/attention/query/kernel`. It leaves out boxes that hold
 one array, under `.value` (NNX variables, Linen's `Partitioned`) or without a key (Haliax'
-`NamedArray`, Simply's `AnnotatedArray`). So a pattern written for Linen also matches NNX, and an
-`nnx.State` in either form. A box that has a label has it as its path (penzai's `ParameterValue`).
+`NamedArray`, Simply's `AnnotatedArray`), so a pattern written for Linen also matches NNX in any
+form. A box that has a label has it as its path (penzai's `ParameterValue`).
 
-A kernel's treatment can depend on its bias, which goes to AdamW: inside the routing, its place is a
-hole. So the routing declares the shapes of the whole tree (`inside_of`), and the rule looks them up
-for the holes of the tree that it gets (`shapes_around`).
+A kernel's treatment can depend on its bias, which goes to AdamW: inside the routing it is a hole.
+So the routing declares the shapes of the whole tree (`inside_of`), and the rule looks them up for
+the holes of the tree that it gets (`shapes_around`).
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """A side channel through which transformations report how each parameter is treated.
 
-`summarize` and the other tools have to work on any composition of transformations, and states hold
-only arrays. So transformations record what they do while their `init` (or `update`) is traced.
+`summarize` and the other tools work on any composition of transformations, and states hold only
+arrays. So transformations record what they do while their `init` (or `update`) is traced.
 """
 
 from __future__ import annotations

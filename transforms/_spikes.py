@@ -10,9 +10,9 @@ not finite: the inner transformation sees a zero gradient, and the update is zer
 longer than $c\,\rho$ reaches the statistics.
 
 *A lasting change is followed.* A skipped gradient raises $\rho$ by the factor $g = b + (1-b)\,c$,
-or by more among the first $1/(1-b)$ gradients. A gradient that becomes $F$ times as long and stays
-so is skipped $\lceil \log(F/c) / \log g \rceil$ times: with the defaults ($g = 1.45$) 7 times for
-$F = 100$, 99 times for $F = 10^{17}$.
+or by more among the first $1/(1-b)$ gradients. After a lasting growth by $F$, $\lceil \log(F/c) /
+\log g \rceil$ gradients are skipped: with the defaults ($g = 1.45$) 7 for $F = 100$, 99 for $F =
+10^{17}$.
 
 *Zero gradients* do not change $\rho$. The first `warmup_steps` other gradients are never spikes. A
 finite gradient whose squares overflow always is one. *Non-finite* gradients pass unchanged; the
@@ -58,10 +58,9 @@ def skip_spikes(
 ) -> optax.GradientTransformationExtraArgs:
     """Skips the steps of parameters whose gradients are far longer than usual.
 
-    Around a full optimizer, of this library or of Optax, it judges each parameter by itself. To
-    judge each matrix by itself (layers of a scanned stack, heads, blocks), put it around the
-    direction: `assemble(skip_spikes(scale_by_soap(), unit="matrix"), 1e-3)`. `report` shows the
-    skipped steps in the column `spikes`.
+    Around a full optimizer it judges each parameter by itself. To judge each matrix (of a scanned
+    stack, a head, a block), put it around the direction: `assemble(skip_spikes(scale_by_soap(),
+    unit="matrix"), 1e-3)`. `report` shows the skipped steps in the column `spikes`.
 
     Args:
       inner: the transformation.

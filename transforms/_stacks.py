@@ -1,12 +1,12 @@
 """One array of matrices at a time: a leaf of a tree, or a stack of the matrix view.
 
 Directions are written for one array `(..., m, n)`, and so are their states. `each_array` makes a
-transformation of trees of such a direction: its state is a tree of their states. On a single array,
-which is a tree too, it is the direction itself.
+transformation of trees of one: its state is a tree of their states, or on a single array, which is
+a tree too, the direction's own.
 
 Two things concern more than one array: random keys are folded from the paths of parameters, of
 which a stack holds several, and staggered refreshes are dealt over the matrices of all arrays. Both
-are decided in `init`, which reads the plan of the arrays here. The state keeps the result.
+are decided in `init`, from the plan of the arrays here, and kept in the state.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def each_array(
 ) -> optax.GradientTransformation:
     """A transformation of trees from the `init` and `update` of one array `(..., m, n)`.
 
-    Its `init` raises a ValueError with `name` if a leaf is not a matrix, and records the kind of
-    `work` (`Work`); `None` is a few passes over the array, which no devices need to share. Its
-    `update` passes extra arguments on. Optax gives them to a `GradientTransformationExtraArgs`.
+    Its `init` requires matrices, in the `name` of the transformation, and records the kind of
+    `work` (`Work`); `None` is a few passes over the array, which no devices need to share. Extra
+    arguments reach `update` if a `GradientTransformationExtraArgs` is made of the result.
     """
 
     def init_all(params: Any) -> Any:

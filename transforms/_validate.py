@@ -2,10 +2,9 @@
 
 `RULES` has the rule of each argument by its name and, where a function allows something else, by
 `function.name`. `checked` reads it for a factory, `check_fields` for the fields of a value. The
-signature says the rest: `bool` is a flag, and what may be `None` takes it beside its rule.
-
-An error is a `ValueError` that names the argument, its value and the allowed values. Real numbers
-that are tracers are not checked: `inject_hyperparams` calls factories with them.
+signature says the rest: `bool` is a flag, and what may be `None` takes it beside its rule. An error
+is a `ValueError` that names the argument, its value and the allowed values. Real numbers that are
+tracers are not checked: `inject_hyperparams` calls factories with them.
 """
 
 import abc
@@ -347,9 +346,8 @@ def if_injected(name: str, value: Any) -> str:
 class Value(abc.ABC):  # noqa: B024
     """An option that has options of its own, such as a method with its number of steps.
 
-    A value is a frozen dataclass that a factory makes. It is not callable, because Optax's
-    `inject_hyperparams` takes callables for schedules. `curvax.inject_hyperparams` makes
-    hyperparameters of its numbers.
+    A value is a frozen dataclass that a factory makes, and not callable, because Optax's
+    `inject_hyperparams` takes callables for schedules; ours makes hyperparameters of its numbers.
     """
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import curvax
-from curvax.transforms.kronecker._noise import eigenvalue_floor
+from curvax.transforms.kronecker._roots import eigenvalue_floor
 from curvax.transforms.linalg._inverse_root import root_eigenvalues
 from tests.helpers import assert_close, trajectory
 from tests.shared.factors import factors_of

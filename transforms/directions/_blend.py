@@ -4,10 +4,9 @@ $$D = B\, \|A\| \,/\, \|B\| \quad\text{("first")} \qquad D = B \quad\text{("sum"
 B = w_1 A + w_2 S$$
 
 for the directions $A$ and $S$ of the same gradient. The length is the Schatten 4-norm $(\sum_i
-\sigma_i^4)^{1/4}$, the root of the Frobenius norm of a Gram matrix, by which Newton-Schulz with
-`norm="gram"` divides too. The source is entry 46 of track 3 of modded-nanogpt ("norm-preserving
-blend"), whose directions are Nesterov's momentum and SOAP of it. For the Frobenius norm of the
-first direction take `graft(blend(first, second, weights, length="sum"), first)`.
+\sigma_i^4)^{1/4}$, by which Newton-Schulz with `norm="gram"` divides too. The source is entry 46 of
+track 3 of modded-nanogpt ("norm-preserving blend"), with Nesterov's momentum and SOAP of it. For
+the Frobenius norm take `graft(blend(first, second, weights, length="sum"), first)`.
 
 *Gate.* With `trust_gate()` for the weights $S$ has the share $g$ and $A$ has $1 - g$,
 
@@ -18,7 +17,7 @@ matrix by matrix, for the gradient $G$ that reaches the blend, each factor clipp
 trusted as far as it agrees with $A$, and goes along the gradient as far as $A$ does.
 
 *What both share*, such as a momentum, is `shared`: $A$ and $S$ are of what it gives, and $G$ is
-still the gradient. Eigenbases change neither sums nor lengths: a blend within `in_eigenbasis` is
+still the gradient. Eigenbases change neither sums nor lengths, so a blend within `in_eigenbasis` is
 one of directions outside that shares the basis' moments.
 
 *Numerics.* float32 at least, for entries from 1e-30 to 1e30. A sum that is zero stays zero. *Cost*:

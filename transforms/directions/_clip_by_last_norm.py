@@ -3,8 +3,8 @@ r"""Clipping by the norm that the gradients of the whole tree had in the step be
 $$G_t \leftarrow \min\left(1,\ \frac{c}{n_{t-1}}\right) G_t, \qquad n_t = \|G_t\|$$
 
 with the Frobenius norm over all leaves before clipping. The first step and a step after zero
-gradients are not clipped. Clipping by the norm of the same step needs a second pass over the
-gradients; this does not, so they need not be in memory together, and `layerwise` accepts it.
+gradients are not clipped. Unlike clipping by the norm of the same step, this needs no second pass
+over the gradients, nor all of them in memory together, and `layerwise` accepts it.
 
 *Numerics.* Squares are summed in at least float32. An entry does not count if it or its square is
 not finite. *Cost*: one pass. *State*: two numbers.
@@ -41,9 +41,9 @@ class ClipByLastNormState(NamedTuple):
 def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Scales gradients down if those of the step before were longer than `max_norm`.
 
-    It replaces `optax.clip_by_global_norm` in layer-wise steps (`curvax.layerwise`), and gives the
-    same updates in ordinary steps. A gradient that is suddenly long passes in its own step;
-    `curvax.limit_norm_growth` limits the direction of each matrix in the same step.
+    It takes the place of `optax.clip_by_global_norm` in layer-wise steps (`curvax.layerwise`), and
+    gives the same updates in ordinary ones. A gradient that is suddenly long passes in its own
+    step; `curvax.limit_norm_growth` limits the direction of each matrix in the same step.
 
     Args:
       max_norm: the length above which a gradient shortens the next one, positive.

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._side import Side
@@ -49,14 +48,15 @@ def precondition_diagonal(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if `side` is unknown, if `b2` is outside [0, 1), if `eps` is negative, or if a
-        leaf is not a matrix.
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
     """
     divided = Side(side)
     average: Any = optax.identity() if momentum is None else momentum
 
     def init(p: Any) -> DiagonalState:
-        zeros = jnp.zeros((*p.shape[:-2], divided.order(p)), np.promote_types(p.dtype, np.float32))
+        zeros = jnp.zeros(
+            (*p.shape[:-2], divided.order(p)), jnp.promote_types(p.dtype, jnp.float32)
+        )
         state = average.init(p)
         check_directions("precondition_diagonal, for its momentum", average, p, state, p)
         return DiagonalState(zeros, state)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._recording import record_rank
@@ -58,8 +57,7 @@ def scale_by_dion(
       matrices with more outputs.
 
     Raises:
-      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
-        names it.
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
 
     Example:
       >>> import curvax, optax
@@ -70,7 +68,7 @@ def scale_by_dion(
     def init(p: Any) -> DionState:
         p_side, r = side_of(side, p), min(rank, *p.shape[-2:])
         order = p_side.other.order(p)
-        dtype = np.promote_types(p.dtype, np.float32)
+        dtype = jnp.promote_types(p.dtype, jnp.float32)
         record_rank(p, rank, r, p_side.value)
 
         def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype

@@ -7,9 +7,9 @@ The output is $M_t$; with `nesterov` it is $b_1 M_t + (1-b_1) G_t$ ("ema") or $b
 ("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$. With the look-ahead it divides
 $M_t$ by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$, as Adam with Nesterov momentum does (Dozat, 2016).
 
-*Numerics.* $b_1 M$ is computed in the dtype of the state, as in Optax. The sum is computed in the
-promoted dtype of gradient and state and stored in `dtype`. The output has the gradient's dtype.
-*State*: one array per leaf and a counter.
+*Numerics.* $b_1 M$ is computed in the dtype of the state, as in Optax, the sum in the promoted
+dtype of gradient and state; it is stored in `dtype`. The output has the gradient's dtype. *State*:
+one array per leaf and a counter.
 """
 
 from typing import Any, NamedTuple
@@ -59,8 +59,7 @@ def momentum(
       A transformation of leaves of any shape.
 
     Raises:
-      ValueError: if `b1` is outside [0, 1), if `accumulate` is unknown, or if `bias_correction` is
-        given with "sum".
+      ValueError: naming the argument that is outside its range, or `bias_correction` with "sum".
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -3,9 +3,9 @@ r"""One step size per neuron: NorMuon's second moment (Li et al., arXiv:2510.054
 $$v_j \leftarrow b_2 v_j + (1-b_2)\, \frac1m \sum_i O_{ij}^2, \qquad
 D = \hat O\, \|O\| \,/\, \|\hat O\|, \quad \hat O_{ij} = O_{ij} / (\sqrt{v_j} + \epsilon)$$
 
-for a direction $O$, such as Muon's, whose neurons have unequal lengths in a tall matrix. Neurons
-are the columns of a matrix, its outputs; the paper's weights are transposed. The paper rescales
-matrices to a root mean square of 0.2 instead, as `normalize_matrices(0.2)` does.
+for a direction $O$, such as Muon's, whose neurons, the columns of a matrix (its outputs), have
+unequal lengths if it is tall; the paper's weights are transposed. The paper rescales matrices to a
+root mean square of 0.2 instead, as `normalize_matrices(0.2)` does.
 
 *Numerics.* float32 at least. A neuron gives 0 if its $\sqrt{v}$ is rounding noise beside the
 largest of its matrix. *Cost*: two passes. *State*: one number per neuron.
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._side import side_of
@@ -45,8 +44,7 @@ def normalize_neurons(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
-        names it.
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
 
     Example:
       >>> import curvax, optax
@@ -55,7 +53,7 @@ def normalize_neurons(
 
     def init(p: Any) -> NeuronState:
         shape = (*p.shape[:-2], side_of(side, p).order(p))
-        return NeuronState(jnp.zeros(shape, np.promote_types(p.dtype, np.float32)))
+        return NeuronState(jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32)))
 
     def update(x: Any, state: Any, params: Any = None):
         other, work = side_of(side, x).other_axis, x.astype(state.neurons.dtype)

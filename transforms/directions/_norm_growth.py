@@ -4,8 +4,8 @@ $$\eta_t = \gamma / \max(\|D_t\| / \phi_{t-1},\ \gamma), \qquad \phi_t = \eta_t 
 D_t \leftarrow \eta_t D_t$$
 
 with $\eta_t = 1$ while $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al., arXiv:2502.07752,
-Algorithm 1 lines 9-10 and Algorithm 3 lines 4-6). As printed, one zero gradient would set
-$\phi = 0$ and keep all later directions at zero; here the limiter restarts.
+Algorithm 1 lines 9-10 and Algorithm 3 lines 4-6). As printed, one zero gradient would keep all
+later directions at zero; here the limiter restarts.
 
 *Numerics.* Frobenius norms in float32 at least. If that of a direction is not finite, the direction
 becomes zero and $\phi$ stays. *Cost*: one pass. *State*: one number per matrix.
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._stacks import each_array
@@ -51,7 +50,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
     """
 
     def init(p: Any) -> NormGrowthState:
-        return NormGrowthState(jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)))
+        return NormGrowthState(jnp.zeros(p.shape[:-2], jnp.promote_types(p.dtype, jnp.float32)))
 
     def update(x: Any, state: Any, params: Any = None):
         norm = safe_norm(x.astype(state.norm.dtype), axis=(-2, -1))

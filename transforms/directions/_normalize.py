@@ -1,12 +1,7 @@
 r"""Normalization of rows, columns or matrices, without state.
 
-| function | result | reference |
-|---|---|---|
-| `standardize_rows` | each row minus its mean, divided by its deviation | SWAN's GradNorm, Eq. 30 |
-| `normalize_rows`, `normalize_columns` | each row or column divided by its norm | section 3.3 |
-| `normalize_matrices` | each matrix with the length that is asked for | |
-
-The references are to Gong et al., arXiv:2502.07752.
+`standardize_rows` is SWAN's GradNorm, Eq. 30 of Gong et al., arXiv:2502.07752, and their section
+3.3 has the norms of rows and columns.
 
 *Numerics.* float32 at least; the standard deviation is that of the population (1/n). Zero rows,
 columns and matrices stay zero. `standardize_rows` also gives 0 for a row that is constant up to
@@ -87,10 +82,10 @@ def normalize_matrices(
     """Gives each matrix this length; zero matrices stay zero.
 
     Behind any direction, a root mean square of 0.2 makes updates as long as AdamW's, so that its
-    learning rate and weight decay carry over (Liu et al., arXiv:2502.16982). `scale_by_shape(0.2)`
-    gives orthogonal directions of full rank the same length without reading them. A spectral norm
-    of the same size for all matrices, times a factor of their shapes, is what keeps learning rates
-    over widths (arXiv:2310.17813, arXiv:2512.05620).
+    learning rate and weight decay carry over (Liu et al., arXiv:2502.16982); `scale_by_shape(0.2)`
+    does so for orthogonal directions of full rank without reading them. A spectral norm of one size
+    for all matrices, times a factor of their shapes, keeps learning rates over widths
+    (arXiv:2310.17813, arXiv:2512.05620).
 
     Args:
       length: the root mean square, or the spectral norm.

@@ -74,7 +74,7 @@ def scale_by_rows_and_columns(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if `b2` is outside [0, 1), if `iterations < 1`, or if a leaf is not a matrix.
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
     """
 
     def init(p: Any) -> RowColumnState:

@@ -115,7 +115,13 @@ def divided_over(
         layout = layout_of(params)
         division = Division(layout, mesh, exchange.axes, exchange.on_detour)
         record(division)
-        state = exchange.started(layout.divided(_init(inner.init, layout, params)), layout)
+        plan = {  # which knows the owner of each matrix
+            key: array._replace(devices=layout.shares.devices_of(key, len(array.devices)))
+            for key, array in plan_of(params).arrays.items()
+        }
+        with planned(Plan(plan)):
+            states = init_each(inner.init, params)
+        state = exchange.started(layout.divided(states), layout)
         if is_recording():
             keys = {key: Key(key, getattr(key, "about", None), division) for key in params}
             state = state._replace(common={keys[key]: x for key, x in state.common.items()})
@@ -155,43 +161,23 @@ def _layouts(
     @functools.cache
     def cached(devices: int, *stacks: tuple[str, jax.ShapeDtypeStruct]) -> StateLayout:
         like = dict(stacks)
-        by_products = _work(init, like) == {Work("products")}
-        # In a mapped function no device gets a part of a matrix.
-        parts = by_products and isinstance(exchange, OnMesh)
-        price = product_cost if by_products else cost
-        return StateLayout(init, like, devices, _large(like, devices) if parts else (), price)
+        with recording() as events:
+            # Anew: a cached trace records nothing.
+            jax.eval_shape(lambda x: init(x), stacks[0][1])
+        if {event for event in events if isinstance(event, Work)} != {Work("products")}:
+            return StateLayout(init, like, devices, (), cost)
+        divisible = [  # In a mapped function no device gets a part of a matrix.
+            key
+            for key, x in stacks
+            if isinstance(exchange, OnMesh)
+            and min(x.shape[1:]) >= SMALLEST
+            and x.shape[0] % devices
+            and max(x.shape[1:]) % devices == 0
+        ]
+        return StateLayout(init, like, devices, divisible, product_cost)
 
     def layout_of(stacks: Mapping[str, Any]) -> StateLayout:
         like = ((str(key), jax.ShapeDtypeStruct(x.shape, x.dtype)) for key, x in stacks.items())
         return cached(exchange.devices, *like)
 
     return layout_of
-
-
-def _init(
-    init: Callable[[Any], Any], layout: StateLayout, stacks: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The states of one device, in a plan that knows the owner of each matrix."""
-    plan = {
-        key: array._replace(devices=layout.shares.devices_of(key, len(array.devices)))
-        for key, array in plan_of(stacks).arrays.items()
-    }
-    with planned(Plan(plan)):
-        return init_each(init, stacks)
-
-
-def _work(init: Callable[[Any], Any], stacks: Mapping[str, Any]) -> set[Work]:
-    """The kinds of work of a transformation, which its parts record."""
-    with recording() as events:
-        # Anew: a cached trace records nothing.
-        jax.eval_shape(lambda x: init(x), next(iter(stacks.values())))
-    return {event for event in events if isinstance(event, Work)}
-
-
-def _large(stacks: Mapping[str, Any], devices: int) -> list[str]:
-    """The stacks `(N, m, n)` with a remainder of matrices that devices could share."""
-    return [
-        key
-        for key, x in stacks.items()
-        if min(x.shape[1:]) >= SMALLEST and x.shape[0] % devices and max(x.shape[1:]) % devices == 0
-    ]

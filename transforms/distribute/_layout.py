@@ -10,7 +10,6 @@ matrices that devices share are split along their longest axis.
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -90,19 +89,18 @@ class StackLayout:
         parts: dict[str, list[jax.Array]] = {dtype: [] for dtype in lengths}
         for x in jax.tree.leaves(arrays):
             parts[x.dtype.name].append(x.reshape(-1))
-        buffers = {}
-        for dtype, length in lengths.items():
-            buffers[dtype] = padded(jnp.concatenate([*parts[dtype], jnp.zeros(0, dtype)]), length)
-        return buffers
+        zeros = {dtype: jnp.zeros(0, dtype) for dtype in lengths}
+        return {k: padded(jnp.concatenate([*parts[k], zeros[k]]), n) for k, n in lengths.items()}
 
     def unpacked(self, buffers: Mapping[str, jax.Array]) -> Any:
-        arrays, start = [], dict.fromkeys(buffers, 0)
-        for like in jax.tree.leaves(self.matrix):
-            dtype, size = like.dtype.name, math.prod(like.shape)
-            begin = start[dtype]
-            arrays.append(buffers[dtype][begin : begin + size].reshape(like.shape))
-            start[dtype] = begin + size
-        return jax.tree.unflatten(jax.tree.structure(self.matrix), arrays)
+        start = dict.fromkeys(buffers, 0)
+
+        def taken(like: Any) -> jax.Array:
+            begin = start[like.dtype.name]
+            start[like.dtype.name] += like.size
+            return buffers[like.dtype.name][begin : begin + like.size].reshape(like.shape)
+
+        return jax.tree.map(taken, self.matrix)
 
 
 class StateLayout:
@@ -126,7 +124,16 @@ class StateLayout:
         self.shares = share({key: x.shape for key, x in stacks.items()}, devices, divisible, price)
         self.of = {key: StackLayout(self.joined_shapes[key], x) for key, x in stacks.items()}
         for key, x in stacks.items():
-            self._check_alike(init, key, x)
+            with repeated():
+                one = jax.eval_shape(init, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype))
+            shapes = one, self.of[key].matrix
+            alone, of_stack = ([(y.shape, y.dtype) for y in jax.tree.leaves(x)] for x in shapes)
+            if [(shape, dtype) for shape, dtype in alone if shape] != of_stack:
+                raise ValueError(
+                    "the transformation's state depends on the number of matrices in a stack and "
+                    "cannot be distributed. (quantize_state decides by size: give it "
+                    "where=lambda place, leaf: leaf.ndim > 2.)"
+                )
         self.shapes = jax.eval_shape(self.divided, self.joined_shapes)
 
     @property
@@ -134,23 +141,10 @@ class StateLayout:
         """The bytes of matrices' state on each device, over an equal share of them."""
 
         def size(tree: Any) -> int:
-            return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+            return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
         whole = sum(x.shape[0] * size(self.of[key].matrix) for key, x in self.stacks.items())
         return size(self.shapes[1:]) / whole if whole else 1.0
-
-    def _check_alike(self, init: Callable[[Any], Any], key: str, x: jax.ShapeDtypeStruct) -> None:
-        one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
-        with repeated():
-            single = jax.eval_shape(init, one)
-        arrays = [y for y in jax.tree.leaves(single) if y.ndim]
-        expected = jax.tree.leaves(self.of[key].matrix)
-        if [(y.shape, y.dtype) for y in arrays] != [(y.shape, y.dtype) for y in expected]:
-            raise ValueError(
-                "the transformation's state depends on the number of matrices in a stack and "
-                "cannot be distributed. (quantize_state decides by size: give it "
-                "where=lambda place, leaf: leaf.ndim > 2.)"
-            )
 
     def fits(self, state: Any, holders: int = 1) -> bool:
         """Whether `state` has the arrays of this layout, or one of `holders` equal parts of them.
@@ -185,7 +179,7 @@ class StateLayout:
         for key in r.owners:
             sizes: Counter[str] = Counter()
             for x in jax.tree.leaves(self.of[key].matrix):
-                sizes[x.dtype.name] += math.prod(x.shape)
+                sizes[x.dtype.name] += x.size
             longest |= sizes  # the larger of both
         return dict(longest)
 
@@ -222,10 +216,7 @@ class StateLayout:
                 parts[key] += map(self.of[key].unpacked, rows)
         for key, arrays in state.split.items():
             parts[key].append(arrays)
-
-        def joined(*x: jax.Array) -> jax.Array:
-            return x[0] if len(x) == 1 else jnp.concatenate(x)
-
+        joined = lambda *x: x[0] if len(x) == 1 else jnp.concatenate(x)  # noqa: E731
         return {
             key: layout.split.joined(jax.tree.map(joined, *parts[key]), state.common[key])
             for key, layout in self.of.items()

@@ -12,11 +12,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.experimental.custom_partitioning import (
-    ArrayMapping,
-    SdyShardingRule,
-    custom_partitioning,
-)
+from jax.experimental import custom_partitioning as partitioning
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -127,21 +123,22 @@ def as_they_lie(
         of_rows, of_results = jax.tree.map(lambda _: on_mesh(each), (operands[0], results))
         return mesh, functools.partial(work, lie), tiles if back else of_results, (of_rows, tiles)
 
-    def rule(_: Any, operands: Any, results: Any) -> SdyShardingRule:
+    def rule(_: Any, operands: Any, results: Any) -> partitioning.SdyShardingRule:
         """No axis has to lie as another does, but tiles of results lie as the arrays do."""
         number = itertools.count()
 
-        def named(x: Any) -> ArrayMapping:
-            return ArrayMapping(*(f"d{next(number)}" for _ in range(x.rank)))
+        def named(x: Any) -> partitioning.ArrayMapping:
+            return partitioning.ArrayMapping(*(f"d{next(number)}" for _ in range(x.rank)))
 
         before = (*map(named, operands),)
         after = before[-len(arrays) :] if back else (*map(named, results),)
-        return SdyShardingRule(before, after)
+        return partitioning.SdyShardingRule(before, after)
 
     whole = dict.fromkeys(arrays, P())
     specs: Any = {"in_specs": (each, whole), "out_specs": whole if back else each}
     anywhere = jax.shard_map(functools.partial(work, whole), mesh=mesh, check_vma=False, **specs)
-    asked = custom_partitioning(jax.jit(anywhere))  # JAX takes no constants outside of a jit
+    # JAX takes no constants outside of a jit.
+    asked = partitioning.custom_partitioning(jax.jit(anywhere))
     asked.def_partition(partition, sharding_rule=rule, decode_shardings=False)
     exchanged = jax.custom_jvp(jax.jit(asked))  # without a jit JAX would ask nobody
     exchanged.defjvp(lambda primals, tangents: (asked(*primals), anywhere(*tangents)))  # linear

@@ -17,17 +17,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from .._validate import shown
+from . import _meshes
 from ._exchange import ByOwner, Exchange
 from ._layout import DistributedState, StateLayout, split_axis
-from ._meshes import (
-    along,
-    as_they_lie,
-    explicit_sharding,
-    is_explicit,
-    resharded,
-    sharded_like,
-    travelled,
-)
 from ._routes import Axes, Form, Stack, device_index, device_part, padded, travel_spec
 from ._shares import Round
 
@@ -202,7 +194,7 @@ class OnMesh:
     @property
     def known(self) -> bool:
         """Whether it is known how arrays lie: types say it on Explicit axes."""
-        return is_explicit(self.mesh) or bool(self.lie)
+        return _meshes.is_explicit(self.mesh) or bool(self.lie)
 
     @property
     def on_detour(self) -> bool:
@@ -217,15 +209,15 @@ class OnMesh:
                     f"mesh: the shardings have none for {form.parameter!r}, only for "
                     f"{shown([*self.lie])}; give those of the parameters."
                 )
-            return along(self.lie[form.parameter], self.axes)
-        if not is_explicit(self.mesh):
+            return _meshes.along(self.lie[form.parameter], self.axes)
+        if not _meshes.is_explicit(self.mesh):
             return travel_spec(form, self.mesh, self.axes)
-        sharding = explicit_sharding(x)
-        return P() if sharding is None else along(sharding.spec, self.axes)
+        sharding = _meshes.explicit_sharding(x)
+        return P() if sharding is None else _meshes.along(sharding.spec, self.axes)
 
     def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
         return jax.tree.map(
-            lambda x, spec: resharded(x, self.mesh, spec), state, layout.specs(self.axes)
+            lambda x, spec: _meshes.resharded(x, self.mesh, spec), state, layout.specs(self.axes)
         )
 
     started = placed  # from a whole state
@@ -247,28 +239,32 @@ class OnMesh:
             out_specs=(lie, specs),
             check_vma=False,
         )
-        move = functools.partial(travelled if self.on_detour else resharded, mesh=self.mesh)
+        move = functools.partial(
+            _meshes.travelled if self.on_detour else _meshes.resharded, mesh=self.mesh
+        )
         arrays = [{n: move(m.arrays[n], spec=spec) for n, spec in lie.items()} for m in trees]
         updates, state = work(state, *arrays)
-        return {n: sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
+        return {n: _meshes.sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
 
     def _where_xla_knows(
         self, step: Step, specs: Any, state: DistributedState, *trees: Matrices
     ) -> tuple[dict[str, jax.Array], DistributedState]:
         """The same on Auto axes, where only XLA knows how arrays lie: in three parts."""
         (gradients, *_), each = trees, P(self.axes)
-        exchanged = functools.partial(as_they_lie, mesh=self.mesh, axes=self.axes)
+        exchanged = functools.partial(_meshes.as_they_lie, mesh=self.mesh, axes=self.axes)
         way = functools.partial(Exchange, step.layout, gradients.forms, axes=self.axes)
+        as_row = functools.partial(jax.tree.map, lambda x: x[None])  # of arrays of all devices
+        of_row = functools.partial(jax.tree.map, lambda x: x[0])
 
         def sent(lie: Mapping[str, P], _: Any, arrays: dict[str, jax.Array]) -> ByOwner:
-            return _as_row(way(lie).sent(arrays))
+            return as_row(way(lie).sent(arrays))
 
         def work(state: DistributedState, *rows: ByOwner) -> tuple[ByOwner, DistributedState]:
-            updates, state = step.update(state, *map(_of_row, rows))
-            return _as_row(updates), state
+            updates, state = step.update(state, *map(of_row, rows))
+            return as_row(updates), state
 
         def returned(lie: Mapping[str, P], row: ByOwner, like: dict[str, jax.Array]) -> Any:
-            return way(lie).returned(_of_row(row), like)
+            return way(lie).returned(of_row(row), like)
 
         rows, state = jax.shard_map(
             work,
@@ -312,13 +308,3 @@ class Within:
         lie = dict.fromkeys(gradients.arrays, P())
         arrays = (m.arrays for m in (gradients, *params))
         return step.exchanged(gradients.forms, lie, state, *arrays)
-
-
-def _as_row(tree: Any) -> Any:
-    """The device's row of arrays of all devices."""
-    return jax.tree.map(lambda x: x[None], tree)
-
-
-def _of_row(tree: Any) -> Any:
-    """The inverse."""
-    return jax.tree.map(lambda x: x[0], tree)

@@ -1,20 +1,16 @@
 r"""Statistics in their bases, which follow them.
 
 A side keeps its statistic as $H = U^\top L U$. It averages the Gram matrix of
-$X = U_L^\top G\, U_R$, which is $U_L^\top G G^\top U_L$, because the other basis cancels; with
-statistics of whitened gradients, the inverses of the other side's eigenvalues first divide the
-columns of $X$. A refresh is a map from $H$ to a turn of the basis (`linalg/_turns.py`); $X$ and the
-first moments, which are kept in the bases, turn along.
-
-`BasisRule` is for element-wise transformations in the bases; `_whitened.py` adds averages of
-eigenvalues that follow the gradient, and `_roots.py` makes inverse roots of bases.
+$X = U_L^\top G\, U_R$, which is $U_L^\top G G^\top U_L$, because the other basis cancels. A refresh
+is a map from $H$ to a turn of the basis (`linalg/_turns.py`); $X$ and the first moments, which are
+kept in the bases, turn along. `BasisRule` is for element-wise transformations in the bases;
+`_whitened.py` adds averages of eigenvalues that follow the gradient, and `_roots.py` makes inverse
+roots of bases.
 
 *Storage.* `storage/_graded.py` encodes $H$. Where a storage rounds the basis, its turn is the
 product of the stored bases, made orthonormal; a rotation that is smaller than a gap between their
-codes stays in $H$ until it has grown.
-
-*Damage.* A basis that is not finite, or far from orthonormal, starts anew at the identity with its
-statistic; `restarted` counts this.
+codes stays in $H$ until it has grown. *Damage.* A basis that is not finite, or far from
+orthonormal, starts anew at the identity with its statistic; `restarted` counts this.
 """
 
 import dataclasses

@@ -6,14 +6,11 @@ $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, 
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
 where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py`), and either
-factor may be absent. Before the first refresh a root is the identity.
-
-*Two forms* (`_roots.py`). By default statistics, momenta and gradients are in eigenbases, and the
-eigenvalues of roots multiply them there: a refresh is a turn of the bases. Or roots are stored
-beside statistics in the gradient's own coordinates (`eigenbases.stored_roots`).
+factor may be absent. Before the first refresh a root is the identity. Roots are made of
+eigenbases, in which statistics, momenta and gradients are then, or stored (`_roots.py`).
 
 *Numerics.* `curvax.products` has the precision of each product. Damped eigenvalues that are
-rounding noise count as the floor of `linalg/_inverse_root.py`; in bases of both sides `_noise.py`
+rounding noise count as the floor of `linalg/_inverse_root.py`; in bases of both sides `_roots.py`
 keeps noise out of directions. An all-zero statistic has no root: `ε^(-1/p) I` would be far too
 large for the next gradients. Damage and cost: `_factor.py`.
 
@@ -114,8 +111,7 @@ def precondition(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
-        names it.
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
     """
     example = "curvax.eigenbases.rotations(8)"
     by = as_value("method", method, RefreshMethod, example, ROOT_METHODS)

@@ -1,11 +1,10 @@
 """The state of an optimizer for stacked layers, as one state per layer.
 
 It is an ordinary state. In its portable form, the first axis of an entry is a multiple of the
-number of layers, so the state of a layer is a slice. Arrays without a layer axis, such as the
-number of steps, are common: each layer gets the same one, and the step keeps the largest of those
-that the layers return. The class of a state may say otherwise, as `ClipByLastNormState` does for a
-sum: its method `over_layers` takes the states that the layers return, with arrays `(layers, …)`,
-and returns the next common state.
+number of layers, so the state of a layer is a slice. Arrays without a layer axis, such as counts,
+are common: each layer gets the same one, and the step keeps the largest of those that the layers
+return. The class of a state may say otherwise, as `ClipByLastNormState` does for a sum: its method
+`over_layers` gives the next common state from those that the layers return, `(layers, …)`.
 """
 
 import dataclasses

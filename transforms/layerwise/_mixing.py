@@ -17,17 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._dependences import (
-    COUNTS,
-    LAYERS,
-    MIXED,
-    NOTHING,
-    NUMBER,
-    RANDOM,
-    Dependences,
-    operations_in,
-    values_in,
-)
+from . import _dependences as kinds
+from ._dependences import Dependences, operations_in, values_in
 from ._layer_states import LayerStates, layer_states
 
 
@@ -43,10 +34,10 @@ def check_layers_are_independent(
     programs = [trace(n) for n in numbers]
     _, shapes, (*of_layers, common) = programs[0]
     known = [
-        LAYERS if jnp.issubdtype(x.dtype, jnp.inexact) else COUNTS
+        kinds.LAYERS if jnp.issubdtype(x.dtype, jnp.inexact) else kinds.COUNTS
         for x in jax.tree.leaves(of_layers)
     ]
-    known += [NOTHING] * len(jax.tree.leaves(common))
+    known += [kinds.NOTHING] * len(jax.tree.leaves(common))
     values = [values_in(jaxpr) for jaxpr, *_ in (*programs, trace(_least(states)))]
     even = _between(_sizes(states), numbers)
     one, other = (operations_in(jaxpr) for jaxpr, *_ in programs)
@@ -61,16 +52,16 @@ def check_layers_are_independent(
     of_updates = len(jax.tree.leaves(shapes[0]))
     updates = max(results[:of_updates])
     kept = any(
-        kind == NUMBER or (kind != NOTHING and jnp.issubdtype(x.dtype, jnp.floating))
+        kind == kinds.NUMBER or (kind != kinds.NOTHING and jnp.issubdtype(x.dtype, jnp.floating))
         for kind, x in zip(results[of_updates:], shapes[1], strict=True)
     )
-    if RANDOM in results:
+    if kinds.RANDOM in results:
         raise ValueError(
             "optimizer: its updates are random, and every layer would get the same random numbers, "
             "because the key in the state has no layer axis, as in optax.add_noise. Use an "
             "ordinary step, or a call for each layer with stacked=False and a state of its own."
         )
-    if updates == MIXED or kept or by_parity:
+    if updates == kinds.MIXED or kept or by_parity:
         raise ValueError(
             "optimizer: its updates depend on a number computed from all gradients, parameters or "
             "states, such as the norm in optax.clip_by_global_norm, on a state that all layers "

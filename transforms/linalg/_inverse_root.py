@@ -24,7 +24,7 @@ $$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$
 
 so that $\rho\,(d_{\max}/f)^{s/p} \le \|G\| / 320$: at most this share of the direction is noise.
 Where $p = s$ and the damping is between the noise and $32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the
-formula itself raises the noise of a gradient of low rank; `kronecker/_noise.py` does better with
+formula itself raises the noise of a gradient of low rank; `kronecker/_roots.py` does better with
 the eigenpairs that FOAM and DR-Shampoo keep. Iterations do not tell eigenvalues apart: they add $f$
 if the damping is noise. They, and the cost of all methods, are in `_iterations.py`.
 """

@@ -1,8 +1,8 @@
 """Arrays that know their axes, recognized by the attributes of their boxes.
 
 - Haliax' `NamedArray` names its axes. The layer around it (`Linear`, `MoELinear`, `Conv`) knows
-  which of them are inputs, `In`, and outputs, `Out`; all others are layers or experts. Without such
-  a layer, names like `layers`, `heads` and `head_size` tell.
+  which of them are inputs, `In`, and outputs, `Out`; others are layers or experts. Without such a
+  layer, names like `layers`, `heads` and `head_size` tell.
 - penzai's `NamedArray` names its axes too; outputs that have the name of an input end in "_out".
 - Simply's `AnnotatedArray` has a letter for each axis: "i" is an input, "o" an output, "." neither.
 """

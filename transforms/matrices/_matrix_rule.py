@@ -182,8 +182,10 @@ class MatrixRule:
             known = _by_rule(p, selected=selected)
         if not isinstance(known, MatrixAxes):
             return known
-        if self.head_wise:
-            known = _per_head(p, known)
+        columns = as_tuple(known.columns)
+        of_heads = p.role in ("query", "key") or p.place.layer == "q_einsum"
+        if self.head_wise and of_heads and len(columns) == 2:
+            known = dataclasses.replace(known, columns=columns[1])  # each head is a matrix
         guess = None if selected else _guess(p, known)
         if guess is None:
             return known
@@ -237,14 +239,6 @@ def _by_rule(p: Parameter, *, selected: bool) -> Treatment | Readings:
     if selected and isinstance(known, str):
         return MatrixAxes(rows=(), columns=tuple(range(p.ndim)))  # one row
     return known
-
-
-def _per_head(p: Parameter, axes: MatrixAxes) -> MatrixAxes:
-    """The axes of which each head of a query or key is a matrix of its own."""
-    columns, is_query = as_tuple(axes.columns), p.role in ("query", "key")
-    if len(columns) == 2 and (is_query or p.place.layer == "q_einsum"):
-        return dataclasses.replace(axes, columns=columns[1])
-    return axes
 
 
 def _guess(p: Parameter, axes: MatrixAxes) -> str | None:

@@ -29,7 +29,8 @@ def specified(
         place_of = {name: next((p for p in entries if matches(name, p)), None) for name in names}
     else:
         entries = _entries_by_place(spec)
-        place_of = {name: next((p for p in entries if _covers(p, name)), None) for name in names}
+        covers = lambda p, n: p in ("", n, f"{n}/value") or n.startswith(f"{p}/")  # noqa: E731
+        place_of = {name: next((p for p in entries if covers(p, name)), None) for name in names}
         _check_structure(entries, place_of)
     found: dict[str, MatrixAxes | None] = {}
     for place, entry in entries.items():
@@ -77,10 +78,6 @@ def _entries_by_place(spec: Any) -> dict[str, Any]:
                 f"{hint}"
             )
     return entries
-
-
-def _covers(place: str, name: str) -> bool:
-    return place in ("", name, f"{name}/value") or name.startswith(f"{place}/")
 
 
 def _check_structure(entries: Mapping[str, Any], place_of: Mapping[str, str | None]) -> None:

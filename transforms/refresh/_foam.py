@@ -15,7 +15,7 @@ first check always refreshes.
 
 *Numerics.* Powers take $\max(d, 0)$. `rounding_floor · eps(dtype) · d_max` is rounding noise:
 entries of $E$ up to it count as zero, and $d + \epsilon$ counts as no less, because roots are
-floored too (`kronecker/_noise.py`). Whitened by a smaller $\epsilon$, noise would force a refresh
+floored too (`kronecker/_roots.py`). Whitened by a smaller $\epsilon$, noise would force a refresh
 of every rank-deficient float32 factor at every check. Rows that have always been zero, such as the
 padding of blocks, have $H_{ii} = 0$ and do not enter $\alpha$: their eigenvectors never meet a
 gradient. If $E$ is indefinite, $h$ can be far below the true error. What rotations leave off the

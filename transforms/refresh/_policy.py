@@ -4,16 +4,11 @@ A policy is a value, not a function, because `optax.inject_hyperparams` takes ca
 schedules. It has
 
 * `schedule`, an `Every`: the steps at which matrices are due;
-* `examines`: its input when a matrix is due. This decides which transformations take it:
-
-  * `None`: nothing; every matrix that is due is refreshed. All transformations take it.
-  * "eigenpairs": a `Check`, a symmetric statistic in the basis of its last refresh.
-    `precondition` and `in_eigenbasis` take it.
-  * "damping": the same, and the damping of an inverse root, which it adapts. Only `precondition`
-    takes it.
-  * "projection": a `ProjectionCheck`, how much of a gradient lies in its subspace. `in_subspace`
-    takes it.
-
+* `examines`: its input when a matrix is due, and so which transformations take it: `None`, every
+  matrix that is due is refreshed (all of them); "eigenpairs", a `Check` of a symmetric statistic in
+  the basis of its last refresh (`precondition` and `in_eigenbasis`); "damping", the same and the
+  damping of an inverse root, which it adapts (`precondition`); "projection", a `ProjectionCheck` of
+  how much of a gradient lies in its subspace (`in_subspace`);
 * `examine(check) -> Verdict`, called for each due matrix unless `examines` is `None`;
 * `max_damping`, with "damping" only: the largest damping that it sets (infinity if unbounded).
 

@@ -1,14 +1,12 @@
 r"""Quantized moments for any transformation.
 
 Each step decodes the state, runs the transformation, and encodes the new state again, in tiles of
-the last two axes (`storage/_codec.py`, which explains the dither). Updates divide by second
-moments, so a small one must not round to 0: they have the map "unsigned". The class of a state says
-which of its fields they are (`_carry.py`).
+the last two axes (`storage/_codec.py`). Updates divide by second moments, so a small one must not
+round to 0: they have the map "unsigned"; `_carry.py` has which fields of a state they are.
 
 *Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
 entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
-tile. Within a step the decoded state exists as well, in a matrix view in chunks
-(`storage/_lazy_moments.py`).
+tile; within a step the decoded state too, in a matrix view in chunks (`storage/_lazy_moments.py`).
 """
 
 from collections.abc import Callable, Collection

@@ -1,11 +1,7 @@
 """Moments of Optax's optimizers in the states of ours, so that a run goes on with another method.
 
-| theirs | ours |
-|---|---|
-| `mu` and `nu` of Adam | those of Adam in `others` |
-| `mu` of Adam or Muon, of a matrix | that of `momentum`, which counts as one of gradients |
-| `count` | the counts of both, and of schedules |
-
+`mu` and `nu` of Adam become those of Adam in `others`; `mu` of a matrix, of Adam or Muon, that of
+`momentum`, which counts as one of gradients; `count` the counts of both, and of schedules.
 Everything else starts anew: factors, bases and subspaces with the averages inside them, and base
 optimizers, whose gradients are directions.
 """

@@ -26,20 +26,8 @@ from ..linalg._cholesky import factored
 from ..linalg._numerics import tile_scales
 from ..linalg._platforms import diagonals, in_rows, with_diagonal
 from ..linalg._products import square_of_lower
-from ._codec import (
-    Codec,
-    Coded,
-    decode,
-    decode_lower,
-    dequantize,
-    encode_lower,
-    encode_zeros,
-    pack,
-    quantize,
-    strictly_lower,
-    unpack,
-    with_room,
-)
+from . import _codec
+from ._codec import Codec, Coded
 from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 
 
@@ -69,36 +57,39 @@ class Cholesky(Quantized):
             return x
         alone = self.error_feedback is None
         if previous is None:  # a multiple of the identity, without error
-            coded = encode_zeros(x, self.codec) if alone else self._zeros(x)
+            coded = _codec.encode_zeros(x, self.codec) if alone else self._zeros(x)
             none = jnp.zeros(x.shape[:-2], jnp.int32)
             return Triangle(*coded, jnp.sqrt(diagonals(x)), none)
         c, failed = factored(x, self.eps, self.damping_mode)
-        coded = encode_lower(c, self.codec) if alone else self._with_error(c, previous)
+        coded = _codec.encode_lower(c, self.codec) if alone else self._with_error(c, previous)
         return with_triangle(previous, coded, diagonals(c), failed)
 
     def _zeros(self, x: jax.Array) -> Coded:
-        codes = pack(jnp.full_like(x, self.codec.zero, jnp.uint8), self.codec)
-        return Coded(codes, with_room(jnp.zeros_like(tile_scales(x, self.codec.block))))
+        codes = _codec.pack(jnp.full_like(x, self.codec.zero, jnp.uint8), self.codec)
+        return Coded(codes, _codec.with_room(jnp.zeros_like(tile_scales(x, self.codec.block))))
 
     def _with_error(self, c: jax.Array, previous: Triangle) -> Coded:
         """The codes and scales of C and its error; C is computed transposed, beside Eᵀ."""
-        lower, place = strictly_lower(c.shape[-1]), jnp.arange(c.shape[-1])
+        lower, place = _codec.strictly_lower(c.shape[-1]), jnp.arange(c.shape[-1])
         upper = place[:, None] < place[None]
-        codes = unpack(previous.codes, self.codec, c.shape[-1])
-        error = dequantize(codes, previous.scales.mT[..., 1:, :-1].mT, self.codec)
+        codes = _codec.unpack(previous.codes, self.codec, c.shape[-1])
+        error = _codec.dequantize(codes, previous.scales.mT[..., 1:, :-1].mT, self.codec)
         error = jnp.where(upper, error, 0)
         target = jnp.where(upper, c.mT, 0) + error
         scales = tile_scales(target, self.codec.block)
-        codes = quantize(target, scales, self.codec)  # Eq. 10
-        decoded = jnp.where(upper, dequantize(codes, scales, self.codec), 0)
+        codes = _codec.quantize(target, scales, self.codec)  # Eq. 10
+        decoded = jnp.where(upper, _codec.dequantize(codes, scales, self.codec), 0)
         decay = self.error_feedback
         error = decay * error + (1 - decay) * (target - decoded)  # Eq. 11
         error_scales = tile_scales(error, self.codec.block)
-        error_codes = quantize(error, error_scales, self.codec)
+        error_codes = _codec.quantize(error, error_scales, self.codec)
         codes = in_rows(codes)  # XLA for GPUs would transpose all that leads to them
-        packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
-        lower = strictly_lower(scales.shape[-1] + 1)
-        return Coded(packed, jnp.where(lower, with_room(scales.mT), with_room(error_scales.mT).mT))
+        packed = _codec.pack(jnp.where(lower, codes.mT, error_codes), self.codec)
+        lower = _codec.strictly_lower(scales.shape[-1] + 1)
+        return Coded(
+            packed,
+            jnp.where(lower, _codec.with_room(scales.mT), _codec.with_room(error_scales.mT).mT),
+        )
 
     def decode_factor(self, stored: Any) -> jax.Array:
         if not isinstance(stored, Triangle):
@@ -106,7 +97,7 @@ class Cholesky(Quantized):
         if self.error_feedback is None:
             return square_of_triangle(stored, self.codec)
         order, coded = stored.diagonal.shape[-1], Coded(stored.codes, stored.scales[..., 1:, :-1])
-        lower = jnp.where(strictly_lower(order), decode(coded, self.codec, order), 0)
+        lower = jnp.where(_codec.strictly_lower(order), _codec.decode(coded, self.codec, order), 0)
         return square_of_lower(with_diagonal(lower, stored.diagonal))  # Eq. 7
 
 
@@ -121,7 +112,7 @@ def with_triangle(
 
 def square_of_triangle(stored: Any, codec: Codec) -> jax.Array:
     """`C Cᵀ` for a stored form with the folded codes, the scales and the diagonal of C (Eq. 7)."""
-    lower = decode_lower(stored, codec, stored.diagonal.shape[-1])
+    lower = _codec.decode_lower(stored, codec, stored.diagonal.shape[-1])
     return square_of_lower(with_diagonal(lower, stored.diagonal))
 
 

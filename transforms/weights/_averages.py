@@ -1,13 +1,7 @@
 r"""Weights beside those that take steps: averages to evaluate, and points ahead for gradients.
 
-| wrapper | the parameters, where gradients are taken | evaluated |
-|---|---|---|
-| `ema_nesterov` | $W_t + \beta_t m_t$ | $W_t$ |
-| `primal_average` | $Y_t = \mu_y X_t + (1-\mu_y) Z_t$ | $X_t$ |
-| `tail_average` | $W_t$ | $W_t + \lambda (E_t - W_t)$ |
-
-As with `optax.contrib.schedule_free`, `eval_params` computes what is evaluated from the parameters
-and the state.
+Parameters are where gradients are taken. `eval_params` computes what is evaluated from them and the
+state, as with `optax.contrib.schedule_free`.
 
 *Numerics.* States are in float32 at least, and what is added to a parameter has its dtype.
 Parameters in bfloat16 would lose the small changes of averages: put `master_weights` or another

@@ -13,10 +13,8 @@ quarter of it. Otherwise the scale becomes 9/8 of that weight, and the old codes
 ones in the same way. (XLA:TPU would write the product with scales of tiles in full size.)
 
 *Contract of Optax.* Updates of codes are differences modulo 256, so that `optax.apply_updates`,
-which adds them as unsigned bytes, gives exactly the new codes.
-
-References: int8 weights with stochastic rounding: Zhang et al., Q-GaLore, arXiv:2407.08296; Zhu et
-al., APOLLO, arXiv:2412.05270.
+which adds them as unsigned bytes, gives exactly the new codes. *References*: Zhang et al.,
+Q-GaLore, arXiv:2407.08296; Zhu et al., APOLLO, arXiv:2412.05270.
 """
 
 from collections.abc import Callable
