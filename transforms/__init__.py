@@ -10,8 +10,7 @@
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, which matrices are due (`_due`); and how (`_methods`).
-- `storage`: how many bits factors, roots and bases take, one form a file; the codec and
-  the values of its codes (`_codec`).
+- `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`).
 - `weights`: what a step does with the weights beside the direction (`_weights_side`); parameters
   in bfloat16 (`_bfloat16`) and in int8 (`_int8`); averages.
 - `linalg`: decompositions, roots, products (`_products`), loops over matrices (`_loops`).
@@ -28,8 +27,7 @@ against spikes (`_spikes`), one array at a time and the plan of all arrays (`_st
 (`_carry`), the records of `init` (`_recording`).
 `test_house.py` lists the floors.
 
-The way of a gradient through `soap(storage=packed(), mesh=mesh)`, which `optimizers/_assemble.py`
-puts together:
+The way of a gradient through `soap(storage=packed(), mesh=mesh)` (`optimizers/_assemble.py`):
 
 1. `matrices/_routing`: checks the arguments and widens the gradient to its parameter's dtype
    (`_trees`); biases go to AdamW (`optax.partition`), kernels on;

@@ -2,8 +2,7 @@
 
 A matrix counts as finite if its sum of squares, in float32 at least, is finite. One that is not
 takes part in the step with a zero gradient, and its direction is zero: its momentum and statistics
-decay, it does not move, and nothing else is affected. `guard_leaves` does so for leaves of any
-shape.
+decay, it does not move, and nothing else is affected. `guard_leaves`: leaves of any shape.
 
 *Damaged states.* A value in a state that is not finite, as from a damaged checkpoint, never leaves
 a moment, basis or root by itself. It shows in the direction, which is then not finite although the
@@ -89,8 +88,7 @@ def restarted(
     of a state belongs to the matrices if it starts with their axes. All stacks share a loop:
     programs for TPUs would move the states of small loops into the chip's memory and back.
 
-    The states are for matrices like `likes (..., m, n)`; their attribute `counts` has a counter
-    "damaged" `(...)`.
+    The states are for matrices like `likes (..., m, n)`; `counts` has a counter "damaged" `(...)`.
     """
 
     def chosen(damaged: jax.Array, old: Any, new: Any) -> Any:

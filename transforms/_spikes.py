@@ -11,8 +11,7 @@ longer than $c\,\rho$ reaches the statistics.
 
 *A lasting change is followed.* A skipped gradient raises $\rho$ by the factor $g = b + (1-b)\,c$,
 or by more among the first $1/(1-b)$ gradients. After a lasting growth by $F$, $\lceil \log(F/c) /
-\log g \rceil$ gradients are skipped: with the defaults ($g = 1.45$) 7 for $F = 100$, 99 for $F =
-10^{17}$.
+\log g \rceil$ gradients are skipped: by default ($g = 1.45$) 7 for $F = 100$, 99 for $F = 10^{17}$.
 
 *Zero gradients* do not change $\rho$. The first `warmup_steps` other gradients are never spikes. A
 finite gradient whose squares overflow always is one. *Non-finite* gradients pass unchanged; the
@@ -64,8 +63,7 @@ def skip_spikes(
 
     Args:
       inner: the transformation.
-      ratio: c, above 1; a gradient whose Frobenius norm is more than `ratio` times the running norm
-        is a spike.
+      ratio: c, above 1; a gradient is a spike if its Frobenius norm is above `ratio` times ρ.
       decay: b, decay rate of the running norm.
       warmup_steps: the number of first gradients other than zero that are never spikes.
       unit: the unit that is judged by itself: "parameter", of any shape; or "matrix", the last two

@@ -108,8 +108,7 @@ def blend(
     Args:
       first: a direction, A.
       second: another one, S.
-      weights: w₁ and w₂, numbers of any sign or schedules from step 0 on; or `trust_gate()`, which
-        sets them for each matrix.
+      weights: w₁ and w₂, numbers or schedules from step 0 on; or `trust_gate()`, for each matrix.
       shared: runs in front of both directions, once; `None` is nothing.
       length: "first" gives the sum the Schatten 4-norm of A; "sum" leaves it its own.
 
@@ -117,8 +116,7 @@ def blend(
       A transformation on batches of matrices `(..., m, n)`; extra arguments reach all parts.
 
     Raises:
-      ValueError: if an argument is not allowed, or if a direction changes the shape of its
-        gradient.
+      ValueError: if an argument is not allowed, or a direction changes a shape.
 
     Example:
       >>> import curvax, optax

@@ -26,8 +26,7 @@ def cautious_updates(
 
     Args:
       direction: a direction, without learning rate and sign; weight decay goes behind.
-      rescale: whether to multiply the others by α: each matrix of `(..., m, n)`, or a vector as a
-        whole, by its own.
+      rescale: whether α multiplies the others: each matrix of `(..., m, n)`, or vector, by its own.
 
     Returns:
       A transformation of leaves of any shape.

@@ -1,7 +1,6 @@
 r"""Normalization of rows, columns or matrices, without state.
 
-`standardize_rows` is SWAN's GradNorm, Eq. 30 of Gong et al., arXiv:2502.07752, and their section
-3.3 has the norms of rows and columns.
+`standardize_rows` is SWAN's GradNorm (Gong et al., arXiv:2502.07752, Eq. 30; others: section 3.3).
 
 *Numerics.* float32 at least; the standard deviation is that of the population (1/n). Zero rows,
 columns and matrices stay zero. `standardize_rows` also gives 0 for a row that is constant up to

@@ -172,8 +172,7 @@ def balanced(
 
     with the second part in each further round. Rows of :math:`U` come closer to the same length
     :math:`\sqrt{n/m}`; they have it in the limit of many rounds (after two they differ by 3 to 38
-    %). Square matrices have their plain polar factor. Zero rows stay zero. Each round costs a polar
-    factor.
+    %). Square matrices have their plain polar factor. Zero rows stay zero. A round costs a factor.
 
     Args:
       method: how polar factors are computed: a name, or another value of `curvax.polar`; by default

@@ -65,8 +65,7 @@ def scale_by_rows_and_columns(
     Args:
       b2: decay rate of the averages, which start at 0; `b2 = 0` uses only the current gradient.
       iterations: rounds of the fixed-point iteration.
-      bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not, so its first
-        direction is `1 / (1 - b2)` times longer.
+      bias_correction: whether to divide the averages by `1 - b2ᵗ`, unlike the paper.
       limit: the largest root mean square of a matrix's direction, over rows and columns that have
         had gradients; longer ones are shortened.
 

@@ -24,8 +24,7 @@ def add_cautious_decay(
 ) -> optax.GradientTransformation:
     """Adds decay to the entries whose direction has the sign of their weight.
 
-    It takes the place of `optax.add_decayed_weights`, before the learning rate, for leaves of any
-    shape.
+    In place of `optax.add_decayed_weights`, before the learning rate, for any leaves.
 
     Args:
       weight_decay: λ.

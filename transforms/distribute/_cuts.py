@@ -43,8 +43,7 @@ def cut_of(
 ) -> Cut:
     """The cut of axes that together are rows, each divided into so many parts.
 
-    Tiles are in `length` rows from `start` on; the last may be shorter, and its matrix ends with
-    zeros.
+    Tiles are in `length` rows from `start` on; the last may be shorter, and ends with zeros.
     """
     split = [n for axis, k in zip(lengths, parts, strict=True) for n in (k, axis // k)]
     rows = np.arange(math.prod(lengths)).reshape(split)

@@ -7,9 +7,8 @@ their owners and updates back. Where there are too few matrices for that, device
 one: each has a part of its state, gets the whole for the step, and `inner` divides the products
 (`shared_axis`, which `orthogonalize` takes).
 
-*Numerics.* Those of one device. With `stagger` each device spreads its own refreshes over the
-period. *Memory.* A device holds the state of its own matrices (`_shares.py`). *Communication.* See
-`docs/distribution.md`.
+*Numerics.* Those of one device. With `stagger` each device spreads its own refreshes. *Memory.* A
+device holds the state of its own matrices (`_shares.py`). *Communication*: `docs/distribution.md`.
 """
 
 import functools

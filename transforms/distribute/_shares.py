@@ -6,9 +6,8 @@ the device with the least work so far. No device gets more than one matrix above
 nothing is padded: the matrices of a round may differ in shape.
 
 If the busiest device then has more than 1.1 of the mean work, cheap matrices fill the gaps: fewer
-of them are divided evenly, `D` less at a time, and the others are dealt out one by one. It stays
-as it was if that does not suffice either. More rounds take more memory, that of their largest
-matrix on every device.
+of them are divided evenly, `D` less at a time, and the others are dealt out one by one. It stays as
+it was if that does not suffice either. Rounds take memory: their largest matrix on every device.
 
 Matrices of a direction that consists of products are not dealt out, but shared by all devices, if
 that makes a step shorter: remainders of whole stacks, the most expensive first, as many as give the

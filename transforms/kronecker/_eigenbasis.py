@@ -105,8 +105,7 @@ def in_eigenbasis(
         a first "eigh" by orthogonal iteration; "rotations", by products alone; or a value of
         `curvax.eigenbases`, such as `eigenbases.qr(steps=10)`. `None` is "eigh" in programs for
         CPUs and "rotations" in programs for GPUs and TPUs.
-      side, initial, storage, products: see `precondition`. A quantized basis is orthonormal only up
-        to its rounding.
+      side, initial, storage, products: see `precondition`. Quantized bases are so up to rounding.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       lagged: whether a step takes its direction in the bases that the step before left, and
         refreshes them afterwards. The first step then has the identity for bases.

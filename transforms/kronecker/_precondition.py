@@ -80,12 +80,10 @@ def precondition(
         parameters. In eigenbases it is element-wise, and declares its moments, as `momentum` does.
       refresh: policy for the roots: `every(10)`, `policies.foam()`,
         `policies.diagonal_residual()`, or your own.
-      side: "both", "left", "right", or "smaller": only the factor of smaller order, the left one of
-        square matrices.
+      side: "both", "left", "right", or "smaller": that of smaller order, or left.
       root: p; roots are inverse p-th roots.
       b2: decay rate of the statistics; `None` sums them.
-      bias_correction: whether statistics are weighted means, as if divided by `1 - b2^t`, in which
-        `initial` has no part.
+      bias_correction: whether statistics are means, as if divided by `1 - b2^t`, without `initial`.
       eps: damping. With 0, the root is on the factor's range only.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue, which
         "products" and "coupled_newton" estimate from below (`inverse_root`); "floor": raises
@@ -94,8 +92,7 @@ def precondition(
         stored, by "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2), "newton_schulz"
         (p = 2) or `eigenbases.stored_roots()`, which is `eigh` (see `inverse_root`): for rare
         refreshes, because a step has a product less for each side.
-      initial: the statistics start at this multiple of the identity; for 0 with "kl" see
-        `_whitened.py`.
+      initial: statistics start at this multiple of the identity; 0 with "kl": see `_whitened.py`.
       statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's
         root (KL-Shampoo), which needs p = 2 and `b2`.
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.

@@ -63,8 +63,7 @@ def layerwise(
       x: the input of the first layer, a tree of arrays. Integers in it have no gradient.
       xs: other inputs of each layer, stacked along the first axis, such as random keys. They get no
         gradient. With `stacked=False` those of the layer, such as the targets of a loss.
-      stacked: whether there is a layer axis. Without it `block` is any function, and the optimizer
-        may be any.
+      stacked: whether there is a layer axis. Without it `block` and optimizer may be any.
 
     Returns:
       The output of the last layer, and `backward(dx, **extra_args) -> (layers, state, dx)`. It

@@ -4,8 +4,7 @@ Each row $(a, b, c)$ maps singular values by $p(\sigma) = a\sigma + b\sigma^3 + 
 singular values in $[l, u]$ the best row makes the largest distance of $p$ from 1 least over
 $[\max(l, \delta u), u]$, and is scaled so that $p(l)$ and $p(u)$ are equally far from 1 (Amsel et
 al., The Polar Express, arXiv:2505.16932, Algorithm 1). The next interval is $[p(l), 2 - p(l)]$; the
-first is $[l, 1]$. A safety factor $s$ replaces $p(x)$ by $p(x / s)$, against singular values that
-rounding leaves above $u$.
+first is $[l, 1]$. A safety factor $s$ replaces $p(x)$ by $p(x / s)$, against rounding above $u$.
 """
 
 import functools

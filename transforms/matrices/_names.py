@@ -2,8 +2,7 @@
 
 A path ends in the name of an array, below the name of its layer: `block_0/mlp/up/kernel`. Some
 names are of matrices only (`_MATRIX`), some of arrays of any layer, of which the layer's name tells
-the rest (`SHARED`), and some of other parameters. With any other name, taking an array of two axes
-for a matrix is a guess.
+the rest (`SHARED`), and some of other parameters. With any other name a matrix is a guess.
 """
 
 import functools

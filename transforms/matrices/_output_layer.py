@@ -17,8 +17,7 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
     A kernel with two axes qualifies
 
     - by name, if its layer is called `lm_head`, `head`, `logits`, `unembed`, `readout`,
-      `classifier` or the like, outside of attention, or if it is the only kernel of a module that
-      is called so;
+      `classifier` or the like, outside of attention, or is alone in a module called so;
     - by place, if its features and outputs `(D, V)` are those of a table of tokens `(V, D)` in the
       same module, and no other kernel has this shape. A table of positions does not count.
 

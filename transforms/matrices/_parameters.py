@@ -304,8 +304,7 @@ class Parameter:
         """Whether something beside a parameter with two axes says that one of them is of layers.
 
         In scanned layers a norm is `(layers, features)` or `(features, layers)`, and what has two
-        axes is not a matrix. In a state space model, `D` has the axes of `A_log`: layers and heads,
-        or channels.
+        axes is not a matrix. In a state space model, `D` has the axes of `A_log`.
         """
         beside = (self.tree.get(f"{self.place.scope}{field}", ()) for field in names.OF_STATE_SPACE)
         if self.is_staged or any(x[:2] == self.shape for x in beside):

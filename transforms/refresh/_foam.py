@@ -107,8 +107,7 @@ def foam(
       check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, …
       threshold: τ, the target of the estimated error.
       max_damping: ε_max, the damping above which a factor is refreshed instead.
-      adaptive_damping: `False` keeps the base damping and refreshes if and only if `h > τ`
-        (ablation).
+      adaptive_damping: `False` keeps the base damping and refreshes if `h > τ` (ablation).
       refreshes: `False` never refreshes after the first check, and clips the damping at
         `max_damping` (ablation).
       rounding_floor: multiple of `eps · d_max` up to which a change or an eigenvalue is rounding

@@ -105,8 +105,7 @@ class SaturatedRoots(StoredRoots):
 def eigh() -> Eigh:
     r"""Decomposes the statistic at each refresh: the papers' form, on all platforms.
 
-    The statistic is kept in the basis, $H = U^\top L U$; the basis turns to its eigenvectors, by
-    descending eigenvalue.
+    The basis of the statistic $H = U^\top L U$ turns to its eigenvectors, by descending eigenvalue.
     """
     return Eigh()
 
@@ -131,12 +130,11 @@ def qr(steps: int = 1) -> Qr:
 def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     r"""Follows the statistic by products: rotates the basis a little at each refresh.
 
-    It rotates $U$, $H = U^\top L U$ and the moments as often as the change asks for, by six
-    products of the factor's order each time (`linalg/_turns.py` has the formulas): one to three
-    times where the basis is refreshed at every step, four to seven times at every tenth, and twice
-    as often for roots. Nothing is decomposed, and nothing is sorted: columns keep their
-    eigenvalues. Programs for GPUs and TPUs do this by default; on CPUs a decomposition costs as
-    much as 14 products.
+    It rotates $U$, $H = U^\top L U$ and the moments as often as needed, by six products of the
+    factor's order each time (`linalg/_turns.py` has the formulas): one to three times where the
+    basis is refreshed at every step, four to seven times at every tenth, and twice as often for
+    roots. Nothing is decomposed, and nothing is sorted: columns keep their eigenvalues. Programs
+    for GPUs and TPUs do this by default; on CPUs a decomposition costs as much as 14 products.
 
     Args:
       most: the most rotations in a refresh, and turns that make the basis orthonormal again. 80

@@ -1,7 +1,6 @@
 """Refresh policies: when roots, bases and subspaces are due, and which of those are refreshed.
 
-A policy is a value, not a function, because `optax.inject_hyperparams` takes callables for
-schedules. It has
+A policy is a value, because `optax.inject_hyperparams` takes callables for schedules. It has
 
 * `schedule`, an `Every`: the steps at which matrices are due;
 * `examines`: its input when a matrix is due, and so which transformations take it: `None`, every
@@ -152,8 +151,7 @@ def every(
 
     Raises:
       ValueError: if `k` is not a positive integer, `offset` not an integer, `first` neither a bool
-        nor "doubling" or "growing", or `stagger` neither a bool nor a positive integer; integers
-        must be of int32.
+        nor "doubling" or "growing", or `stagger` neither a bool nor a positive integer; all int32.
 
     Example:
       >>> import curvax

@@ -14,9 +14,8 @@ def flat_state(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     """An optimizer whose state is a dict from paths to arrays, without any other container.
 
     Use it if other code asks each entry of a state for its shape or dtype, or maps over moments and
-    parameters together, and fails with "'MaskedNode' object has no attribute 'dtype'" (or
-    'shape'), or with an error about a pytree structure: moments have no arrays for parameters of
-    the other part.
+    parameters together, and fails with "'MaskedNode' object has no attribute 'dtype'" (or 'shape'),
+    or with an error about a pytree structure: moments have holes for the other part.
 
     The tools (`portable_state`, `report`, `state_of`, …) take such a state for that of `optimizer`,
     and `update` takes that of `optimizer`, for example from `place_state`.

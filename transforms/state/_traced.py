@@ -1,7 +1,6 @@
 """The abstract state of an optimizer, with the records of its parts from the trace of `init`.
 
-Nothing is computed or allocated, so that all tools work for models of any size. The keys of stacks
-in a traced state describe them (`Key`).
+Nothing is computed, so tools work for models of any size. Keys of stacks describe these (`Key`).
 """
 
 from __future__ import annotations

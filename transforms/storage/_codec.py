@@ -36,8 +36,7 @@ byte.
 
 *Triangles.* A strictly lower triangle of order $d$ folds into $\lceil d/2 \rceil$ rows of length
 $d$. Each row $i \ge \lfloor d/2 \rfloor$ keeps its elements left of the diagonal; row $d - 1 - i$,
-reversed, fills the rest. A lower triangle with its diagonal is a strictly lower triangle of order
-$d + 1$.
+reversed, fills the rest. With its diagonal it is a strictly lower triangle of order $d + 1$.
 
 *Error.* At most half the largest gap between neighboring $v_j$, times $s$: 0.1244 for 4-bit
 "linear2" (the paper's Proposition B.1 states $2^{-4}$), 0.0312 for 6 bits, 0.0078 for 8 bits; twice

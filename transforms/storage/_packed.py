@@ -18,8 +18,7 @@ bytes as a square of 4-bit codes:
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
 $|\hat X_{ij} - X_{ij}| \le \delta s / 2$. Factors: $|\hat C_{ij} - C_{ij}| \le \delta s$ and
 $\|\hat L - L\| \le 2 \|C\| \|\hat C - C\| + \|\hat C - C\|^2$. Bases: a reflector moves by at most
-$2 \sqrt 2\, \|\hat v_k - v_k\| / \|v_k\|$ in the Frobenius norm, and the basis by at most their
-sum.
+$2 \sqrt 2\, \|\hat v_k - v_k\| / \|v_k\|$ in the Frobenius norm, the basis by their sum.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 8 bits: `d ⌈d/2⌉ + 4 T ⌈T/2⌉ + 4 d` for a root
 or basis, and 8 more for a factor (4 for one in its eigenbasis); rows of `d` codes take `3 ⌈d/4⌉`
@@ -199,12 +198,10 @@ def packed(
 
     Args:
       bits, block, map, min_elements: see `quantized`.
-      eps: ε, the multiple of a factor's largest entry that is added to its diagonal before each
-        decomposition.
+      eps: ε: this multiple of a factor's largest entry is added to its diagonal.
       bases: another storage, for bases: `dense()` keeps them decoded between refreshes and takes
         eight times the bytes, `dense(jnp.bfloat16)` four times, `quantized(8)` twice; all are read
-        like plain matrices. Bases from the last two are orthogonal up to the errors of their
-        elements.
+        like plain matrices. The last two are orthogonal up to their rounding.
 
     Raises:
       ValueError: if an argument is not allowed; the message lists the allowed values.

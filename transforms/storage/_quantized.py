@@ -84,9 +84,8 @@ def quantized(
 ) -> Quantized:
     """Stores factors and inverse roots in `bits` bits per element (VQ).
 
-    From order 256 on, a factor and its root in 4 bits take less than 1/7 of their float32 memory. A
-    quantized statistic may be indefinite; `cholesky` keeps it positive semi-definite, in half the
-    memory.
+    From order 256 on, a factor and its root in 4 bits take less than 1/7 of their float32 memory.
+    It may be indefinite; `cholesky` stays positive semi-definite, in half the memory.
 
     Args:
       bits: 4, 6 or 8.

@@ -6,8 +6,7 @@ $$A = U_r \Sigma_r^{1/2}\ (m \times r), \qquad B = \Sigma_r^{1/2} V_r^\top\ (r \
 \|\Delta - AB\|_F^2 = \sum_{i > r} \sigma_i^2$$
 
 (Refael et al., SUMO, arXiv:2505.24749, Appendix B; only the product `A B` is determined, the even
-split is ours). Each of SUMO's updates has a low rank, so a few columns may hold all of a short
-fine-tuning.
+split is ours). Each of SUMO's updates has a low rank, so few columns may hold a short fine-tuning.
 
 *Numerics.* Exact SVDs in float32 at least; signs are fixed as in every basis of this library. Do
 not use it under `jit`: with a tolerance, the rank depends on the values.
@@ -59,8 +58,7 @@ def extract_adapter(
       rule: which parameters are matrices; `None` is the default rule. Others get no adapter.
 
     Returns:
-      A dict from the path of each matrix parameter to its `Adapter`, which holds the relative
-      error.
+      The `Adapter` of each matrix parameter by path, with the relative error.
 
     Raises:
       ValueError: unless exactly one of `rank` and `tolerance` is given, if the trees differ, or if

@@ -244,8 +244,7 @@ def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
 
     Args:
       normalized: whether to scale the columns to length 1 instead.
-      kept: whether the state stores the basis; otherwise each step draws it again from the key of
-        its last refresh.
+      kept: whether the state stores the basis; otherwise each step draws it again from its key.
     """
     return Gaussian(normalized, kept)
 

@@ -159,10 +159,9 @@ def optimal(
 ) -> Optimal:
     r"""Alice's compensation: divides residual columns by the root of their running energy.
 
-    $p \leftarrow b\,p + (1-b)(1^\top G^2 - 1^\top \sigma^2)$ and
-    $C = w\,\eta \sqrt{m-r}\,(G - U\sigma)\, \mathrm{diag}(p)^{-1/2}$ with the norm-growth
-    limiter's η; columns with $p \le 0$ become 0 (Gong et al., arXiv:2502.07752, Algorithm 3 and
-    Theorem 5.1).
+    $p \leftarrow b\,p + (1-b)(1^\top G^2 - 1^\top \sigma^2)$ and $C = w\,\eta \sqrt{m-r}\,(G -
+    U\sigma)\, \mathrm{diag}(p)^{-1/2}$ with the norm-growth limiter's η; columns with $p \le 0$
+    become 0 (Gong et al., arXiv:2502.07752, Algorithm 3, Theorem 5.1).
 
     Args:
       decay: decay rate of the energies, which start at 0 and have no bias correction; `None` is
@@ -203,8 +202,7 @@ def fira(
 def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
     """Fira's compensation with the norm of the low-rank part: `C ← w C ‖UΔ‖ / ‖C‖`.
 
-    Nothing limits the growth of ‖C‖, which the rescaling sets (Gong et al., arXiv:2502.07752,
-    section F.7).
+    Nothing limits the growth of ‖C‖ (Gong et al., arXiv:2502.07752, section F.7).
 
     Args:
       weight: w.
@@ -222,8 +220,7 @@ def channel_scaling(*, whole: bool = False, limit: jax.typing.ArrayLike = 1.0) -
 
     Args:
       whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix (Apollo-mini).
-      limit: largest norm of D over `√(m/r) ‖Δ‖`; longer ones are shortened. Infinity is the paper's
-        form.
+      limit: largest norm of D over `√(m/r) ‖Δ‖`, by shortening; the paper's form is infinity.
 
     Raises:
       ValueError: naming the argument that is not allowed.

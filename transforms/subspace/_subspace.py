@@ -1,7 +1,6 @@
 r"""Transformations that run on gradients projected to low-rank subspaces.
 
-For a gradient $G$ `(m, n)` whose rows are projected, the basis $U$ `(m, r)` of its last refresh and
-any transformation $f$,
+For a gradient $G$ `(m, n)`, the basis $U$ `(m, r)` of its rows at the last refresh, and any $f$,
 
 $$\sigma = U^\top G, \qquad \Delta = f(\sigma), \qquad D = U \Delta + C$$
 
@@ -78,8 +77,7 @@ def in_subspace(
       rank: dimension of the subspaces.
       basis: the basis finder, a value of `curvax.subspaces`, such as `svd()`.
       refresh: policy for the bases: `every(k)`, `policies.below_norm(threshold)`, or your own.
-      carry: how moments follow a change of basis: `subspaces.keep()` (the default), `rotate()` or
-        `reset()`.
+      carry: how moments follow a basis: `subspaces.keep()` (the default), `rotate()` or `reset()`.
       compensation: how the residual of the gradient is used: `None` (not at all), "optimal",
         "fira", "fira+", or a value such as `subspaces.optimal(weight=0.2)`.
       b3: decay rate of the energies within the subspace, which are tracked for the next basis;

@@ -176,8 +176,7 @@ def primal_average(
 
     with the step :math:`u_t` of the inner optimizer, which gets :math:`Z_t` for its parameters, so
     that :math:`Z` decays. The parameters are :math:`Y`, the state keeps :math:`Z`, and
-    `eval_params` gives :math:`X`. With :math:`\mu_x = 1 - 1/(t+1)` this is Schedule-Free with equal
-    weights.
+    `eval_params` gives :math:`X`. With :math:`\mu_x = 1 - 1/(t+1)` this is Schedule-Free.
 
     Args:
       inner: the whole optimizer, without momentum of its own.

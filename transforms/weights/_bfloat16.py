@@ -4,8 +4,7 @@ bfloat16 has 8 significant bits, so `params + updates`, rounded to the nearest, 
 below $2^{-9}$ of its parameter, at every step. For a parameter $p$ and its update $u$, with
 $\mathrm{rn}$ for rounding to the nearest bfloat16:
 
-- stochastic rounding (`_rounding.py`): one of the two neighbors of $p + u$, so that the expectation
-  is $p + u$;
+- stochastic rounding (`_rounding.py`): one of the two neighbors of $p + u$, of expectation $p + u$;
 - Kahan summation: a compensation $c$ in bfloat16,
   $q = \mathrm{rn}(p + (u + c))$, $c \leftarrow \mathrm{rn}((p - q) + (u + c))$;
 - master weights: $w \leftarrow w + u$ in float32, $q = \mathrm{rn}(w)$.

@@ -1,7 +1,6 @@
 r"""The values of `weights=`: spheres, decay, brakes, floors.
 
-The docstrings have the formulas, the sources (track 3 is that of KellerJordan/modded-nanogpt), and
-what happens to weights that are 0.
+The docstrings have the formulas and sources; track 3 is that of KellerJordan/modded-nanogpt.
 """
 
 import dataclasses
@@ -245,8 +244,7 @@ def floor(share: jax.typing.ArrayLike, *, unit: str = "matrix") -> Floor:
     .. math::
       D \leftarrow D \cdot \max(1, c\, \|W\| / \|D\|)
 
-    before the learning rate: a step is at least :math:`c\, \eta\, \|W\|` long. A direction of 0
-    stays 0.
+    before the rate: a step is at least :math:`c\, \eta\, \|W\|` long. A direction of 0 stays 0.
 
     Zero weights leave zero by the step alone. (Both norms count as at least 1e-8.)
 
