@@ -7,7 +7,7 @@ it would add 4 to 15 % to the time of a trace.
 """
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -192,7 +192,11 @@ def difference(
     if not differing:
         return None
     first = differing[0]
-    alone = _only_in(actual, expected, argument) + _only_in(expected, actual, "the optimizer")
+    alone = ""
+    for here, there, where in (actual, expected, argument), (expected, actual, "the optimizer"):
+        fields, others = ("/".join(kinds).split("/") for kinds in (here, there))
+        only = [x for x in dict.fromkeys(fields) if x not in (*others, "") and not x.isdigit()]
+        alone += f"; only {where} has {', '.join(only)}" if only else ""
     changed = "rank, storage, blocks or mesh"
     if expected.keys() != actual.keys():
         changed = (
@@ -205,10 +209,3 @@ def difference(
         f" differ{alone}). It was made by another optimizer or for other parameters, or something "
         f"has changed: {changed}. {_ADVICE}"
     )
-
-
-def _only_in(places: Iterable[str], others: Iterable[str], where: str) -> str:
-    """Names the fields, and the parameters, that are on paths in one state alone."""
-    fields, known = (dict.fromkeys("/".join(p).split("/")) for p in (places, others))
-    alone = [field for field in fields if field not in (*known, "") and not field.isdigit()]
-    return f"; only {where} has {', '.join(alone)}" if alone else ""

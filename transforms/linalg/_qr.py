@@ -246,16 +246,13 @@ def formed(u: Reflectors, *, precision: jax.lax.PrecisionLike = None) -> jax.Arr
         new = u.rows.shape[-1] - start * PANEL if built is None else number * PANEL
         zeros = zeros_beside(rows, (*rows.shape[:-2], new, new))
         corner = zeros + jnp.broadcast_to(jnp.eye(new, dtype=rows.dtype), zeros.shape)
-        built = corner if built is None else _block_diagonal(corner, built)
-        built = _apply_panels(u, start, number, built, precision=precision)
+        if built is not None:  # block diagonal
+            edge, size = [(0, 0)] * (corner.ndim - 2), built.shape[-1]
+            corner = jnp.pad(corner, [*edge, (0, size), (0, size)])
+            corner = corner + jnp.pad(built, [*edge, (new, 0), (new, 0)])
+        built = _apply_panels(u, start, number, corner, precision=precision)
     assert built is not None
     return built * u.signs[..., None, :]
-
-
-def _block_diagonal(a: jax.Array, b: jax.Array) -> jax.Array:
-    edge = [(0, 0)] * (a.ndim - 2)
-    m, n = a.shape[-1], b.shape[-1]
-    return jnp.pad(a, [*edge, (0, n), (0, n)]) + jnp.pad(b, [*edge, (m, 0), (m, 0)])
 
 
 def _apply_panels(

@@ -36,7 +36,14 @@ def specified(
     for place, entry in entries.items():
         axes = None if is_hole(entry) else as_matrix_axes(entry)
         covered = [name for name in names if place_of[name] == place]
-        have = [n for n in covered if axes is None or _has_axes(axes, n, place, shapes)]
+        have = [
+            n
+            for n in covered
+            if axes is None
+            or place in (n, f"{n}/value")  # `matrix_forms` checks an entry for it alone
+            or n not in shapes
+            or axes.exist_in(len(shapes[n]))
+        ]
         if covered and axes and not have:
             shown = first_of(f"{name!r} {shapes[name]}" for name in covered)
             raise ValueError(
@@ -45,12 +52,6 @@ def specified(
             )
         found |= dict.fromkeys(have, axes)
     return found
-
-
-def _has_axes(axes: MatrixAxes, name: str, place: str, shapes: Shapes) -> bool:
-    """Whether the parameter has the axes; `matrix_forms` checks an entry for it alone."""
-    alone = place in (name, f"{name}/value")
-    return alone or name not in shapes or axes.exist_in(len(shapes[name]))
 
 
 def _is_entry(x: Any) -> bool:
