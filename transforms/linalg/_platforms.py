@@ -24,8 +24,6 @@ Loops have a fixed number of rounds, or `while_at_most` of that file, so that al
 derivatives.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

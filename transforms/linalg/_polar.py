@@ -24,8 +24,6 @@ it, it is that of one iteration at a time (`tests/linalg/test_polar.py`).
 (`_by_products.py`); on CPUs each device does all methods but Newton-Schulz in full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -19,8 +19,6 @@ at that there, and "bf16x6" is as accurate; "bf16x3", by two products, and "bf16
 the errors that they have on a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

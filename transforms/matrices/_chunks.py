@@ -7,8 +7,6 @@ than the temporaries (`HEAVY`), or if the direction reads the gradients only to 
 (`projects=True`). The matrices of a stack do not influence each other, so the numbers are the same.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -11,8 +11,6 @@ split first, and each part is then cut for itself.
 *Cost*: a transpose and a reshape per array; tiling adds a pad and one more transpose.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -8,8 +8,6 @@ experts) keep an array of their own, unless their matrices are small, because th
 updates. Compile time: one or two milliseconds per leaf of a stack, see `split_stack`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ matrices would move twice the bytes. Algorithm 4 in comments is that of Gong et 
 arXiv:2502.07752.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
