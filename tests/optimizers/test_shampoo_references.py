@@ -245,7 +245,7 @@ def case_of(name: str, dtype: str, period: int, root: int) -> Case:
         found.root = root_of(factor, root, SMALLEST[dtype], method.damping_mode)
         if method.figure:
             found.eigenvalues = factor.eigenvalues[..., ::-1]
-            found.figure = 1 + np.where(due[:, None], factor.proxy, 0)
+            found.figure = 1 + np.where(due[:, None], np.float64(factor.proxy), 0)
         return found
 
     def state_of(states: Any, leaf: str) -> Any:

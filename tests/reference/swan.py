@@ -38,7 +38,9 @@ def newton_schulz_inverse_sqrt(A, steps=5):
 def normalize_rows(G):
     """GradNorm, Eq. 30."""
     n = G.shape[1]
-    centred = G - np.sum(G, axis=1, keepdims=True) / n
+    centred = G
+    for _ in range(2):  # once more without the rounding error of a large mean
+        centred = centred - np.sum(centred, axis=1, keepdims=True) / n
     s = np.sqrt(np.sum(centred**2, axis=1) / n)
     kept = s > n * EPS64 * np.max(np.abs(G), axis=1)
     normalized = np.zeros_like(G)
