@@ -48,7 +48,8 @@ def precondition_diagonal(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
+      ValueError: if `side` is unknown, if `b2` is outside [0, 1), if `eps` is negative, or if a
+        leaf is not a matrix.
     """
     divided = Side(side)
     average: Any = optax.identity() if momentum is None else momentum

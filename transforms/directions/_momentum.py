@@ -59,7 +59,8 @@ def momentum(
       A transformation of leaves of any shape.
 
     Raises:
-      ValueError: naming the argument that is outside its range, or `bias_correction` with "sum".
+      ValueError: if `b1` is outside [0, 1), if `accumulate` is unknown, or if `bias_correction` is
+        given with "sum".
 
     Example:
       >>> import curvax, jax.numpy as jnp

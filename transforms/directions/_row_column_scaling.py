@@ -65,7 +65,8 @@ def scale_by_rows_and_columns(
     Args:
       b2: decay rate of the averages, which start at 0; `b2 = 0` uses only the current gradient.
       iterations: rounds of the fixed-point iteration.
-      bias_correction: whether to divide the averages by `1 - b2ᵗ`, unlike the paper.
+      bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not, so its first
+        direction is `1 / (1 - b2)` times longer.
       limit: the largest root mean square of a matrix's direction, over rows and columns that have
         had gradients; longer ones are shortened.
 
@@ -73,7 +74,7 @@ def scale_by_rows_and_columns(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
+      ValueError: if `b2` is outside [0, 1), if `iterations < 1`, or if a leaf is not a matrix.
     """
 
     def init(p: Any) -> RowColumnState:

@@ -33,14 +33,25 @@ class Stack(NamedTuple):
 
     parameter: str
     shape: tuple[int, ...]
-    count: int  # N
-    rows: int  # m
-    columns: int  # n
-    tile: tuple[int, ...]  # (m, n)
-
     permutation = (0, 1, 2)
     axes = ((0,), (1,), (2,))
     start = 0
+
+    @property
+    def count(self) -> int:
+        return self.shape[0]
+
+    @property
+    def rows(self) -> int:
+        return self.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[2]
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        return self.shape[1:]
 
 
 class Route(NamedTuple):

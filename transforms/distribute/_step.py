@@ -35,9 +35,7 @@ class Matrices(NamedTuple):
         """From stacks, unless they are such already."""
         if isinstance(tree, cls):
             return tree
-        shapes = {key: x.shape for key, x in tree.items()}
-        stacks = {k: (Stack(k, s, s[0], s[1], s[2], s[1:]),) for k, s in shapes.items()}
-        return cls(stacks, dict(tree))
+        return cls({key: (Stack(key, x.shape),) for key, x in tree.items()}, dict(tree))
 
     @property
     def stacks(self) -> dict[str, jax.ShapeDtypeStruct]:

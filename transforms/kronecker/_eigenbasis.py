@@ -14,24 +14,35 @@ The statistics may be those of whitened gradients (`_whitened.py`), which also k
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
 $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
 
-*A step of `soap` with a refresh*, in a program for a TPU: `update` brings the gradient into the
-bases in use, $X = U_L^\top G\, U_R$, in one pass of bfloat16 (JAX's default), and averages its Gram
-matrices into $H = U^\top L U$ of each side, in three passes; $L$ itself is nowhere.
-`SideRule.refreshed` takes the left side, then the right one, and of each the matrices that are due
-(`refresh/_due.py`), one after the other. `SideRule.checked` does one: it starts what is damaged
-anew, and asks the policy; `BasisRule.renewed` asks the method for a turn $T$. Here it is a product
-of rotations (`linalg/_turns.py`): about 40 the first time, from the identity, a few later, 80 at
-most. Nothing is decomposed. $U \leftarrow U T$, $H \leftarrow T^\top H T$, and $X$ and the first
-moments turn by $T$ on this side. $f$ takes $X$ in the new bases, and its direction goes back.
+*A step of `soap` with a refresh*, in a program for a TPU:
+
+1. `update` brings the gradient into the bases in use, $X = U_L^\top G\, U_R$, in one pass of
+   bfloat16 (JAX's default), and averages its Gram matrices into $H = U^\top L U$ of each side, in
+   three passes. $L$ itself is nowhere.
+2. `SideRule.refreshed` (`_factor.py`) takes the left side, then the right one, and of each the
+   matrices that are due, one after the other. The policy's schedule says which (`refresh/_due.py`):
+   with `every` all at the same steps (`soap`: each third at first, each tenth in the end), or each
+   at its own if they are staggered. Those whose refreshes were all rejected are due at every step.
+3. `SideRule.checked` does one matrix. If its statistic is not finite, this starts anew at `initial`
+   · I; if its basis is far from orthonormal, that starts anew at the identity, with the statistic
+   (`restarted`). Moments and $X$ stay. `every` refreshes what is due; a policy that examines $H$
+   may leave the basis as it is. Zeros make no basis (`rejected`).
+4. `BasisRule.renewed` (`_bases.py`) asks the method for a turn $T$. Here it is a product of
+   rotations (`linalg/_turns.py` has the formulas): about 40 the first time, from the identity, a
+   few later, 80 at most. Each makes smaller what $H$ has off its diagonal, by six products in three
+   passes of bfloat16; one that is shorter than 0.3 is the last. Nothing is decomposed. Then
+   $U \leftarrow U T$, $H \leftarrow T^\top H T$, and $X$ and the first moments turn by $T$ on this
+   side. If $H$ is not finite then, the side keeps what it had (`rejected`).
+5. $f$ takes $X$ in the new bases, and its direction goes back, $U_L f(X)\, U_R^\top$.
 
 Programs for GPUs differ in a step's default precision, TF32, and turn several matrices at once, up
 to the last rotation of the last (`linalg/_loops.py`). In programs for CPUs $T$ has the eigenvectors
 of $H$, and all products are in float32.
 
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
-with it, by $U_{new}^\top U_{old}$, as if they were kept in the original space. Second moments do
-not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they are
-reordered alike. So are the eigenvalues $\lambda$ and $\mu$; the first refresh, and every one by
+with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
+moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
+are reordered alike. So are the eigenvalues $\lambda$ and $\mu$; the first refresh, and every one by
 rotations, replaces these by the diagonal of $H$. States declare their moments (`_carry.py`).
 
 *Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
@@ -66,6 +77,8 @@ from ._whitened import WhitenedRule, inverse_roots
 
 
 class EigenbasisState(NamedTuple):
+    """State of `in_eigenbasis`."""
+
     count: jax.Array  # t, int32 scalar
     left: Factor | None
     right: Factor | None
@@ -105,7 +118,8 @@ def in_eigenbasis(
         a first "eigh" by orthogonal iteration; "rotations", by products alone; or a value of
         `curvax.eigenbases`, such as `eigenbases.qr(steps=10)`. `None` is "eigh" in programs for
         CPUs and "rotations" in programs for GPUs and TPUs.
-      side, initial, storage, products: see `precondition`. Quantized bases are so up to rounding.
+      side, initial, storage, products: see `precondition`. A quantized basis is orthonormal only up
+        to its rounding.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       lagged: whether a step takes its direction in the bases that the step before left, and
         refreshes them afterwards. The first step then has the identity for bases.
@@ -116,7 +130,8 @@ def in_eigenbasis(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
 
     Example:
       >>> import curvax, optax

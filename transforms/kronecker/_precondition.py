@@ -6,8 +6,11 @@ $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, 
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
 where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py`), and either
-factor may be absent. Before the first refresh a root is the identity. Roots are made of
-eigenbases, in which statistics, momenta and gradients are then, or stored (`_roots.py`).
+factor may be absent. Before the first refresh a root is the identity.
+
+*Two forms* (`_roots.py`). By default statistics, momenta and gradients are in eigenbases, and the
+eigenvalues of roots multiply them there: a refresh is a turn of the bases. Or roots are stored
+beside statistics in the gradient's own coordinates (`eigenbases.stored_roots`).
 
 *Numerics.* `curvax.products` has the precision of each product. Damped eigenvalues that are
 rounding noise count as the floor of `linalg/_inverse_root.py`; in bases of both sides `_roots.py`
@@ -47,6 +50,8 @@ from ._roots import BasisRootRule, InverseRoots, StoredRootRule
 
 
 class PreconditionState(NamedTuple):
+    """State of `precondition`."""
+
     count: jax.Array  # t, int32 scalar
     left: Factor | None
     right: Factor | None
@@ -80,10 +85,12 @@ def precondition(
         parameters. In eigenbases it is element-wise, and declares its moments, as `momentum` does.
       refresh: policy for the roots: `every(10)`, `policies.foam()`,
         `policies.diagonal_residual()`, or your own.
-      side: "both", "left", "right", or "smaller": that of smaller order, or left.
+      side: "both", "left", "right", or "smaller": only the factor of smaller order, the left one of
+        square matrices.
       root: p; roots are inverse p-th roots.
       b2: decay rate of the statistics; `None` sums them.
-      bias_correction: whether statistics are means, as if divided by `1 - b2^t`, without `initial`.
+      bias_correction: whether statistics are weighted means, as if divided by `1 - b2^t`, in which
+        `initial` has no part.
       eps: damping. With 0, the root is on the factor's range only.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue, which
         "products" and "coupled_newton" estimate from below (`inverse_root`); "floor": raises
@@ -92,7 +99,8 @@ def precondition(
         stored, by "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2), "newton_schulz"
         (p = 2) or `eigenbases.stored_roots()`, which is `eigh` (see `inverse_root`): for rare
         refreshes, because a step has a product less for each side.
-      initial: statistics start at this multiple of the identity; 0 with "kl": see `_whitened.py`.
+      initial: the statistics start at this multiple of the identity; for 0 with "kl" see
+        `_whitened.py`.
       statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's
         root (KL-Shampoo), which needs p = 2 and `b2`.
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
@@ -108,7 +116,8 @@ def precondition(
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
     """
     example = "curvax.eigenbases.rotations(8)"
     by = as_value("method", method, RefreshMethod, example, ROOT_METHODS)

@@ -1,7 +1,8 @@
 """What the values in a program for all layers depend on.
 
 An array without the layer axis that depends on gradients, parameters or the state of the layers
-mixes layers, and updates must not depend on it. (A guard may; it checks sums.)
+mixes layers, and updates must not depend on it. (A guard may: it asks only whether a sum is
+finite.)
 
 A slice of an array of all layers, which a loop takes in its turn, belongs to a layer, and so does
 what is computed from it, but not for all layers again. A number that goes on from round to round or
