@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._side import Side
@@ -55,9 +56,7 @@ def precondition_diagonal(
     average: Any = optax.identity() if momentum is None else momentum
 
     def init(p: Any) -> DiagonalState:
-        zeros = jnp.zeros(
-            (*p.shape[:-2], divided.order(p)), jnp.promote_types(p.dtype, jnp.float32)
-        )
+        zeros = jnp.zeros((*p.shape[:-2], divided.order(p)), np.promote_types(p.dtype, np.float32))
         state = average.init(p)
         check_directions("precondition_diagonal, for its momentum", average, p, state, p)
         return DiagonalState(zeros, state)

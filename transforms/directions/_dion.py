@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._recording import record_rank
@@ -68,7 +69,7 @@ def scale_by_dion(
     def init(p: Any) -> DionState:
         p_side, r = side_of(side, p), min(rank, *p.shape[-2:])
         order = p_side.other.order(p)
-        dtype = jnp.promote_types(p.dtype, jnp.float32)
+        dtype = np.promote_types(p.dtype, np.float32)
         record_rank(p, rank, r, p_side.value)
 
         def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._side import side_of
@@ -53,7 +54,7 @@ def normalize_neurons(
 
     def init(p: Any) -> NeuronState:
         shape = (*p.shape[:-2], side_of(side, p).order(p))
-        return NeuronState(jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32)))
+        return NeuronState(jnp.zeros(shape, np.promote_types(p.dtype, np.float32)))
 
     def update(x: Any, state: Any, params: Any = None):
         other, work = side_of(side, x).other_axis, x.astype(state.neurons.dtype)

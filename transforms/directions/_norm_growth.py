@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._stacks import each_array
@@ -50,7 +51,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
     """
 
     def init(p: Any) -> NormGrowthState:
-        return NormGrowthState(jnp.zeros(p.shape[:-2], jnp.promote_types(p.dtype, jnp.float32)))
+        return NormGrowthState(jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)))
 
     def update(x: Any, state: Any, params: Any = None):
         norm = safe_norm(x.astype(state.norm.dtype), axis=(-2, -1))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._side import side_of
@@ -92,7 +93,7 @@ class Balanced(PolarMethod):
         if m == n:
             return self.method.factor(x, axis_name)
         axis = side_of("larger", x).other_axis
-        work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        work = x.astype(np.promote_types(x.dtype, np.float32))
         largest = magnitude(work, (-2, -1), keepdims=True)
         work = work * to_one(largest)
         scale = divided(1, safe_norm(work, axis=axis, keepdims=True))

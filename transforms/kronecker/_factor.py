@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._carry import Moments
 from .._counts import counter, counters
@@ -122,7 +123,7 @@ class SideRule(abc.ABC):
 
     def started(self, x: Any, sides: Callable[[Any], Sequence[Side]]) -> Pair:
         """The initial states of `x (..., m, n)`, for the sides that `sides(x)` names."""
-        batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
+        batch, dtype = x.shape[:-2], np.promote_types(x.dtype, np.float32)
         if not is_repeated():
             if dtype != jnp.float32 and self.products != Products():
                 raise ValueError(

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._carry import Moments
 from .._side import LEFT, RIGHT, Side
@@ -152,7 +153,7 @@ class StoredRootRule(SideRule):
 
         A side without a root counts as the start, a side without a factor as the identity.
         """
-        dtype = jnp.promote_types(g.dtype, jnp.float32)
+        dtype = np.promote_types(g.dtype, np.float32)
         start = starting_multiple(g, self.roots.sides, self.initial, dtype)
         exact, size = functools.partial(self.apply_root, precision=HIGHEST), jnp.sqrt(start)
         inverse = jnp.where(size == 0, 0, 1 / jnp.where(size == 0, 1, size))[..., None, None]

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from .._side import LEFT, Side
 from .._validate import Value, check_value, checked
@@ -102,7 +102,7 @@ class Dense(Storage):
         return x if self.dtype is None else x.astype(self.dtype)
 
     def decode_factor(self, stored: jax.Array) -> jax.Array:
-        return stored.astype(jnp.promote_types(stored.dtype, jnp.float32))
+        return stored.astype(np.promote_types(stored.dtype, np.float32))
 
     encode_root = encode_basis = encode_factor
     decode_root = decode_basis = decode_factor

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._carry import Carry, Moments, check_moments, keep, put_moments, take_moments
@@ -137,7 +138,7 @@ def in_subspace(
         if not clamp_rank:
             _check_rank(x, rank, basis, rule.orders)
         with projected(rule.projected_shape, x):
-            wide = jnp.promote_types(x.dtype, jnp.float32)
+            wide = np.promote_types(x.dtype, np.float32)
             like = jnp.zeros(rule.projected_shape(x), wide)
             inner_state = inner.init(like)
             check_directions("in_subspace", inner, like, inner_state)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._paths import first_of, matches, named_leaves
@@ -69,7 +70,7 @@ def clip_logits(
         return alpha
 
     def clipped(name: str, u: Any, w: Any, largest: Any) -> jax.Array:
-        dtype = jnp.promote_types(jnp.result_type(u, w), jnp.float32)
+        dtype = np.promote_types(jnp.result_type(u, w), np.float32)
         s = jnp.asarray(largest, dtype)
         fits = all(a in (1, b) for a, b in zip(s.shape[::-1], w.shape[::-1], strict=False))
         if s.ndim > w.ndim or not fits:
