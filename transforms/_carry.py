@@ -82,6 +82,7 @@ def check_moments(state: Any, like: Any) -> None:
 
 
 def take_moments(state: Any) -> Moments:
+    """The moments of a state."""
     pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(roles(state)), strict=True))
     return Moments(*([x for x, role in pairs if role == name] for name in Moments._fields))
 

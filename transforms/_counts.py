@@ -29,6 +29,7 @@ class Counts(abc.ABC):
 
     @classmethod
     def zeros(cls, batch: tuple[int, ...]) -> Any:
+        """All counters at zero."""
         return cls(jnp.zeros((*batch, len(cls.names)), jnp.int32))
 
     def of(self, name: str) -> jax.Array:

@@ -41,6 +41,8 @@ OWN = (Counts, LazyMoments)
 
 @counters
 class GuardCounts(NamedTuple):
+    """The counters of `guard_matrices`."""
+
     value: Any
     names = ("skipped", "restarted", "damaged")
     # Steps with a non-finite gradient; how often the state started anew; 1 if it will at this step.

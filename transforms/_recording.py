@@ -30,6 +30,8 @@ class PerParameter(NamedTuple):
 
 
 class RankRecord(NamedTuple):
+    """The rank of matrices of a shape."""
+
     shape: tuple[int, int]
     text: str
 
@@ -66,6 +68,7 @@ class Key(str):
 
 
 def is_recording() -> bool:
+    """Whether a `recording` is open."""
     return isinstance(_records.get(), list)
 
 

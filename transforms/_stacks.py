@@ -35,6 +35,8 @@ Members = tuple[tuple[str, int], ...]  # parameters and their numbers of matrice
 
 
 class Planned(NamedTuple):
+    """An array of the plan."""
+
     like: jax.ShapeDtypeStruct  # (..., m, n)
     members: Members  # whose matrices it holds, in order
     devices: np.ndarray  # the device that owns each matrix, int (N,)

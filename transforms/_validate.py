@@ -131,6 +131,8 @@ class Integer(Rule):
 
 
 class Flag(Rule):
+    """Bools, and tracers."""
+
     def __str__(self) -> str:
         return "True or False"
 
@@ -140,6 +142,8 @@ class Flag(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class OneOf(Rule):
+    """A few values: words, mostly."""
+
     values: Collection[Any]
     got = "; got"
 
@@ -156,6 +160,8 @@ def is_usable(dtype: Any) -> bool:
 
 
 class Dtype(Rule):
+    """Real floating dtypes that JAX promotes, and their names."""
+
     got = "; got"
 
     def __str__(self) -> str:
@@ -282,17 +288,20 @@ NO_STATE = "state is None; it must be that of optimizer.init(params), or of the 
 
 
 def check_state_given(state: Any) -> None:
+    """Requires a state in `update`."""
     if state is None:
         raise ValueError(NO_STATE)
 
 
 def check_given(state: Any, params: Any) -> None:
+    """Requires a state and parameters in `update`."""
     check_state_given(state)
     if params is None:
         raise ValueError("update needs params: optimizer.update(gradients, state, params).")
 
 
 def check_transformation(name: str, value: Any) -> None:
+    """Requires an Optax transformation."""
     if not isinstance(value, optax.GradientTransformation):
         raise ValueError(f"{name} must be an Optax transformation, got {shown(value)}.")
 

@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -63,3 +64,11 @@ def test_a_schedule_under_a_schedule_of_the_learning_rate() -> None:
     updates, _ = run_scanned(optimizer, gradients, params)
     for step, update in enumerate(updates):
         assert_close(update["kernel"], -rate(step) * decay(step) * params["kernel"], 4)
+
+
+def test_a_number_leaves_the_state_as_it_is() -> None:
+    params = {"kernel": jnp.ones((2, 3))}
+    plain = jax.eval_shape(curvax.muon(0.1).init, params)
+    assert jax.eval_shape(curvax.muon(0.1, b1=0.5, weight_decay=0.1).init, params) == plain
+    with_count = jax.eval_shape(curvax.muon(0.1, b1=FALLING).init, params)
+    assert jax.tree.structure(with_count) != jax.tree.structure(plain)

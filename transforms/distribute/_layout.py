@@ -78,6 +78,8 @@ def is_divided(node: Any) -> bool:
 
 
 class StackLayout:
+    """The state of one stack `(N, m, n)`."""
+
     def __init__(self, state: Any, stack: jax.ShapeDtypeStruct):
         self.split = StateSplit.of(state, stack.shape[:1])
         self.matrix = jax.tree.map(  # the arrays of one matrix

@@ -124,7 +124,7 @@ def as_they_lie(
         return mesh, functools.partial(work, lie), tiles if back else of_results, (of_rows, tiles)
 
     def rule(_: Any, operands: Any, results: Any) -> partitioning.SdyShardingRule:
-        """No axis has to lie as another does, but tiles of results lie as the arrays do."""
+        """Axes may be sharded independently, but tiles of results are sharded like the arrays."""
         number = itertools.count()
 
         def named(x: Any) -> partitioning.ArrayMapping:

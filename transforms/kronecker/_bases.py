@@ -37,6 +37,8 @@ from ._factor import Factor, Pair, Renewed, SideRule
 
 @dataclasses.dataclass(frozen=True)
 class BasisRule(SideRule):
+    """The settings of the bases of both sides."""
+
     short = SHORT  # a shorter rotation is the last of a refresh
     amplifies = False  # whether inverses amplify the rounding of what enters the bases
 

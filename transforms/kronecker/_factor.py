@@ -89,6 +89,8 @@ class Renewed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SideRule(abc.ABC):
+    """The settings of both sides."""
+
     storage: Storage  # of bases and roots
     products: Products
     policy: RefreshPolicy

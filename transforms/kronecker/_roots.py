@@ -53,6 +53,8 @@ on another mesh differ by more than `docs/distribution.md` promises."""
 
 
 class InverseRoots(NamedTuple):
+    """The settings of inverse roots."""
+
     root: Any  # p
     eps: Any
     damping_mode: str
@@ -61,6 +63,8 @@ class InverseRoots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BasisRootRule(BasisRule):
+    """The settings of roots that are made of the bases of both sides."""
+
     roots: InverseRoots
     short, amplifies = SHORT_FOR_ROOTS, True
 

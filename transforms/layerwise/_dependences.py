@@ -102,6 +102,8 @@ def _value(place: Any, numbers: Any) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class Dependences:
+    """Follows dependences through a jaxpr."""
+
     number: int  # of layers
     only: Set[Value]  # the values of its program that those for other numbers do not all have
 

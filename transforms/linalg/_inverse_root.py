@@ -77,6 +77,8 @@ def check_root_arguments(root: int, method: str, damping_mode: str) -> None:
 
 
 class Solved(NamedTuple):
+    """The inverse root of one matrix."""
+
     inverse_root: jax.Array  # (n, n)
     error: jax.Array  # the error estimate of `inverse_root`
     indefinite: jax.Array  # whether an eigenvalue is negative; always False for the iterations

@@ -67,6 +67,8 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
 
 
 class _Newton(NamedTuple):
+    """The iterates, and the previous X."""
+
     x: jax.Array
     m: jax.Array
     error: jax.Array

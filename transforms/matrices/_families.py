@@ -44,6 +44,8 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Family:
+    """The conventions of a family of models."""
+
     name: str
     entries: tuple[Entry, ...]
     layers: int | None = None  # the axis of layers where nothing tells; None asks

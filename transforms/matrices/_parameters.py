@@ -88,6 +88,7 @@ class Parameter:
         self.norms = tree.norms.get(self.scope_of_norms or "", [])
 
     def sizes(self, axes: Iterable[int]) -> Shape:
+        """The sizes of some axes."""
         return tuple(self.shape[axis] for axis in axes)
 
     # By the name
@@ -154,6 +155,7 @@ class Parameter:
         return self.ndim > 2 and (in_parent or self.is_called(names.SPECTRAL))
 
     def is_called(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the layer has such a name."""
         return pattern.search(self._layer[1]) is not None
 
     @property

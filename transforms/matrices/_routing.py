@@ -21,6 +21,8 @@ MATRICES, OTHERS = "matrices", "others"
 
 
 class RoutingRecord(NamedTuple):
+    """The treatment of each parameter, for `recording`."""
+
     treatments: dict[str, Treatment]
 
 

@@ -149,10 +149,10 @@ def in_structure(
     if message is not None:
         raise ValueError(message)
 
-    for name, x in named.present().items():
-        if not hasattr(arrays[name], "dtype"):  # some files have numbers for arrays without axes
-            arrays[name] = jnp.asarray(arrays[name], x.dtype)
-    return named.rebuild(arrays)
+    def as_array(x: Any, like: Any) -> Any:  # some files have numbers for arrays without axes
+        return x if hasattr(x, "dtype") else jnp.asarray(x, like.dtype)
+
+    return named.rebuild({name: as_array(arrays[name], x) for name, x in named.present().items()})
 
 
 def _mesh_of(division: Division) -> Mesh:

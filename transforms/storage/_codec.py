@@ -117,6 +117,7 @@ class Codec:
 
     @property
     def top(self) -> int:
+        """The largest code."""
         return 2**self.bits - 1
 
     @property
@@ -142,6 +143,8 @@ class Codec:
 
 
 class Coded(NamedTuple):
+    """A batch of quantized matrices."""
+
     codes: jax.Array  # uint8 (..., m, n) for 8 bits, (..., m, 3⌈n/4⌉) for 6, (..., m, ⌈n/2⌉) for 4
     scales: jax.Array  # (..., ⌈m/block⌉, ⌈n/block⌉)
 

@@ -29,6 +29,8 @@ needs the memory of one matrix (measured in November 2026)."""
 
 
 class Square(NamedTuple):
+    """A batch of quantized square matrices."""
+
     codes: jax.Array  # uint8 (..., d, ⌈d/2⌉)
     scales: jax.Array  # (..., ⌈d/B⌉, ⌈d/B⌉)
     diagonal: jax.Array | None  # (..., d), unless it is quantized too

@@ -290,6 +290,7 @@ def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched
 
 
 def check_finder(name: str, value: Any) -> None:
+    """Requires a basis finder."""
     check_value(name, value, BasisFinder, "a basis such as curvax.subspaces.svd()")
 
 
