@@ -62,9 +62,10 @@ def swan(
       \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad
       D = (\tilde G \tilde G^\top)^{-1/2} \tilde G
 
-    The root is a pseudo-inverse: zero singular values stay zero. State: none. Work per step: an
-    SVD, or with "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`, as many as Newton-Schulz
-    on the root of :math:`\tilde G \tilde G^\top` takes (section B.8).
+    The root is a pseudo-inverse: zero singular values stay zero. Rows of one entry, as of a kernel
+    with one output, have no mean to subtract, and become their signs. State: none. Work per step:
+    an SVD, or with "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`, as many as
+    Newton-Schulz on the root of :math:`\tilde G \tilde G^\top` takes (section B.8).
 
     Relations, each with a test of the same name: the direction does not change if the gradient is
     scaled, or if a constant is added to a row.

@@ -49,7 +49,8 @@ def check_real(name: str, leaf: Any) -> None:
         )
     if 0 in jnp.shape(leaf):
         raise ValueError(
-            f"the parameter {name!r} has shape {jnp.shape(leaf)}: every axis must be at least 1."
+            f"the parameter {name!r} has shape {jnp.shape(leaf)}: every axis must be at least 1. "
+            "Leave it out of the optimizer (optax.masked, or `wrt` of nnx.Optimizer)."
         )
 
 

@@ -19,10 +19,15 @@ from ._paths import named_leaves
 from ._trees import as_arrays
 from ._validate import NO_STATE, shown
 
-_ADVICE = (
-    "curvax.check_state compares a checkpoint with the optimizer before you restore it; "
-    "curvax.portable_state and curvax.place_state take a state to another mesh."
-)
+_TO_ANOTHER_MESH = "curvax.portable_state and curvax.place_state take a state to another mesh."
+
+_ADVICE = {
+    "state": "curvax.check_state compares a checkpoint with the optimizer before you restore it; "
+    + _TO_ANOTHER_MESH,
+    "portable": "If it is a state and not the result of curvax.portable_state, give its "
+    "description=, from curvax.describe_state, too.",
+}
+"""By the name of an argument: what else to try."""
 
 _CONTAINERS = (
     "state has the arrays of this optimizer in other containers: a checkpoint that is restored "
@@ -102,7 +107,7 @@ def _other_devices(updates: Any, state: Any) -> str | None:
         return None
     return (
         f"state is on the devices {shown([*(there - here).pop()])}, the gradients on "
-        f"{shown([*here.pop()])}. {_ADVICE}"
+        f"{shown([*here.pop()])}. {_ADVICE['state']}"
     )
 
 
@@ -205,7 +210,7 @@ def difference(
         f"{argument} has {actual.get(first, 'nothing')} at {first!r}, where this optimizer has "
         f"{expected.get(first, 'nothing')} for {made_for} ({len(differing)} of {len(places)} {what}"
         f" differ{alone}). It was made by another optimizer or for other parameters, or something "
-        f"has changed: {changed}. {_ADVICE}"
+        f"has changed: {changed}. {_ADVICE.get(argument, _TO_ANOTHER_MESH)}"
     )
 
 

@@ -347,8 +347,9 @@ def if_injected(name: str, value: Any) -> str:
     if not isinstance(value, jax.Array):
         return ""
     return (
-        " It has to be a Python integer, and optax.inject_hyperparams makes arrays of all numbers: "
-        f"use curvax.inject_hyperparams, or add {name!r} to Optax's static_args."
+        " It has to be a Python integer, which no schedule gives; optax.inject_hyperparams makes "
+        "arrays of all numbers, where curvax.inject_hyperparams keeps integers (or add "
+        f"{name!r} to Optax's static_args)."
     )
 
 

@@ -233,6 +233,9 @@ scale_by_soap(b3=lambda: 0.5) -> b3 must be | schedule | raises
 muon(0.1, weight_decay=lambda _: jnp.ones(2)) -> weight_decay must be
 jax.jit(polar.newton_schulz)(3) -> steps must be | curvax.inject_hyperparams
 soap(0.1, refresh=jnp.int32(3)) -> refresh must be | curvax.inject_hyperparams
+inject_hyperparams(soap)(0.1, refresh=optax.linear_schedule(1, 9, 9)).init(PARAMS) ->
+    refresh must be | Python integer, which no schedule gives
+inject_hyperparams(muon(0.1)) -> factory must be | such as curvax.soap
 galore(0.1, dtype='bf16') -> dtype | 'bf16' | rite 'bfloat16'
 # What has no effect.
 muon(0.1, weight_decay_mask=no_optimizer) -> weight_decay_mask | weight_decay
@@ -344,6 +347,9 @@ muon(0.1, weights='hyperball').update(PARAMS, muon(0.1, weights='hyperball').ini
 update(jax.tree.map(lambda x: x.astype('float8_e5m2'), PARAMS), STATE, PARAMS) ->
     'dense/bias', or its gradient, has dtype float8_e5m2 | bfloat16 or float32
 to_int8({'kernel': jnp.ones((4, 0))}) -> 'kernel' | (4, 0) | at least 1
+on_matrices(optax.identity(), matrices='all').init({'a': jnp.ones((0, 4))}) ->
+    'a' | (0, 4) | Leave it out of the optimizer
+place_state(muon(0.1), PARAMS, STATE) -> portable has | description=
 check_state(muon(0.1), describe_state(muon(0.1), PARAMS), PARAMS) ->
     params, the second argument | (optimizer, params, description)
 of_shape(jnp.sum) -> 'dense/kernel' must have the shape of their gradient, (1, 4, 6); got ()

@@ -147,7 +147,7 @@ MUON: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 PRINTED_SWAN = curvax.polar.newton_schulz(coefficients=(1.5, -0.5, 0.0), norm="gram", eps=0.0)
 NORMAL = {
     f"{m}x{n}": list(np.random.default_rng((m, n)).standard_normal((4, m, n)))
-    for m, n in ((5, 8), (8, 5), (6, 6))
+    for m, n in ((5, 8), (8, 5), (6, 6), (7, 1))
 }
 CASES: dict[str, Case] = {
     **{

@@ -7,7 +7,8 @@ sqrt(m) of Section C.2), Section B.8 (Newton-Schulz). It has no state.
 Readings chosen:
 - GradNorm takes mean and standard deviation (population, 1/n) of each row, over its n entries, for
   every shape: no transposition if m > n. A row whose standard deviation is at most n * 2^-52 times
-  its largest magnitude is constant up to rounding and gives 0 (ours).
+  its largest magnitude is constant up to rounding and gives 0 (ours). A row of one entry would
+  always give 0; it is not centred, and gives its sign (ours).
 - Whitening, "exact": (G G')^(-1/2) is the pseudo-inverse root where G G' is singular (always if
   m > n; after GradNorm also if m = n, since the rows sum to 0), so the result is U V' of the
   compact SVD; singular values at most max(m, n) * 2^-52 times the largest count as 0.
@@ -39,7 +40,7 @@ def normalize_rows(G):
     """GradNorm, Eq. 30."""
     n = G.shape[1]
     centred = G
-    for _ in range(2):  # once more without the rounding error of a large mean
+    for _ in range(2 if n > 1 else 0):  # once more without the rounding error of a large mean
         centred = centred - np.sum(centred, axis=1, keepdims=True) / n
     s = np.sqrt(np.sum(centred**2, axis=1) / n)
     kept = s > n * EPS64 * np.max(np.abs(G), axis=1)

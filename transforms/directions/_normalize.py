@@ -25,6 +25,9 @@ from ..linalg._schatten import SPECTRAL, schatten_norms
 def standardize_rows() -> optax.GradientTransformation:
     """Gives each row of a matrix mean 0 and standard deviation 1, that is, norm `√n`.
 
+    Rows of one entry become their signs, without a mean to subtract: a kernel with one output, such
+    as that of a value head, would never move.
+
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> rows = curvax.standardize_rows()
@@ -35,7 +38,7 @@ def standardize_rows() -> optax.GradientTransformation:
     def normalized(x: jax.Array) -> jax.Array:
         n = x.shape[-1]
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-        centered = x - jnp.mean(x, axis=-1, keepdims=True)
+        centered = x if n == 1 else x - jnp.mean(x, axis=-1, keepdims=True)
         deviation = safe_root(jnp.mean(centered**2, axis=-1, keepdims=True))
         constant = deviation <= n * jnp.finfo(x.dtype).eps * largest  # not if it is NaN
         return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))  # Eq. 30

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from .._keywords import check_keywords
-from .._validate import Value, check_schedule, checked
+from .._validate import Value, check_schedule, checked, shown
 
 P = ParamSpec("P")
 
@@ -50,7 +50,8 @@ def inject_hyperparams(
       number. It makes a transformation whose state holds the numbers in `hyperparams`.
 
     Raises:
-      ValueError: if `static_args` names an argument that `factory` does not have.
+      ValueError: if `factory` is not a function, or `static_args` names an argument that it does
+        not have.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax
@@ -67,6 +68,11 @@ def inject_hyperparams(
       ...     schedule, rank=2, compensation=fira, compensation_weight=lambda step: 1 / (1 + step)
       ... )
     """
+    if not callable(factory):
+        raise ValueError(
+            "factory must be a function that makes an optimizer, such as curvax.soap, and not the "
+            f"optimizer; got {shown(factory)}."
+        )
     named = {static_args} if isinstance(static_args, str) else set(static_args)
     optax.inject_hyperparams(factory, named)  # checks the names
     signature = inspect.signature(factory)
