@@ -68,7 +68,7 @@ def swan(
     Newton-Schulz on the root of :math:`\tilde G \tilde G^\top` takes (section B.8).
 
     Relations, each with a test of the same name: the direction does not change if the gradient is
-    scaled, or if a constant is added to a row.
+    scaled, or if a constant is added to a row with several entries.
 
     Args:
       learning_rate: a number or a schedule.
