@@ -140,7 +140,7 @@ def mars(clip: float | None) -> Case:
     return Case(ours, lambda g: (corrected_gradients(g, **options), None), alone)
 
 
-BLENDS = cells(FORMS, [(0.3, 0.7), (0.0, 1.0), (1.0, -0.25)], of=3)
+BLENDS = cells(FORMS, [(0.3, 0.7), (0.0, 1.0), (1.0, -0.25)], of=6)
 CASES = {
     "MuonEq-R": muon_eq_with(curvax.normalize_columns(), "R"),
     "MuonEq-C": muon_eq_with(curvax.normalize_rows(), "C"),

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import curvax
 from curvax.transforms.distribute import _meshes
 from curvax.transforms.distribute._step import OnMesh
+from tests.cells import cells
 from tests.helpers import assert_close
 from tests.shared.layouts import LAYOUTS, cost_of, optimizer_of
 from tests.shared.meshes import as_on_one_device, mesh_of
@@ -79,7 +80,9 @@ def test_derivatives_of_an_update() -> None:
         assert np.abs(derivative).max() > 0
 
 
-@pytest.mark.parametrize("name", ["dense, FSDP and tensor", "heads and FSDP, three axes"])
+@pytest.mark.parametrize(
+    "name", cells(["dense, FSDP and tensor", "heads and FSDP, three axes"], of=2)
+)
 def test_the_detour_of_tpus(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Along the columns and back: the same updates, from a sharding that an update can name."""
     direct = cost_of(name, "auto").received

@@ -66,7 +66,7 @@ AXES = {
 CUTS = ("whole", "by_row", "by_column", "by_both")
 
 
-@pytest.mark.parametrize(("row", "kind", "cut"), cells(REGISTRY, AXIS_TYPES, CUTS, of=68))
+@pytest.mark.parametrize(("row", "kind", "cut"), cells(REGISTRY, AXIS_TYPES, CUTS, of=136))
 def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut: str) -> None:
     mesh = mesh_of(kind, *((2, 2) if cut == "by_both" else (4,)))
     specs = {name: getattr(leaf, cut, P()) for name, leaf in LEAVES.items()}
@@ -186,7 +186,7 @@ VARIANTS = {
 """Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
 
 
-@pytest.mark.parametrize("name", cells(VARIANTS, of=7))
+@pytest.mark.parametrize("name", cells(VARIANTS, of=14))
 def test_an_optimizer_on_a_mesh_is_the_optimizer_on_one_device(name: str) -> None:
     variant = VARIANTS[name]
     kind = ("auto", "explicit")[list(VARIANTS).index(name) % 2]

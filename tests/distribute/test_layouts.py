@@ -20,7 +20,7 @@ from tests.shared.meshes import AXIS_TYPES, ONE_SHAPE, abstract, as_on_one_devic
 CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS]
 
 
-@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=14))
+@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=28))
 def test_a_device_receives_twice_its_share_each_way_at_most(name: str, kind: str) -> None:
     cost = cost_of(name, kind)
     assert 0 < cost.received <= bound_of(name)
@@ -29,7 +29,7 @@ def test_a_device_receives_twice_its_share_each_way_at_most(name: str, kind: str
         assert cost.gathered == 0
 
 
-@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=11))
+@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=22))
 def test_a_layout_does_not_change_the_updates(name: str, kind: str) -> None:
     layout = LAYOUTS[name]
     mesh = mesh_of(kind.split(",")[0], *layout.mesh)

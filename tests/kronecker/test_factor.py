@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", cells(CASES, of=4))
+@pytest.mark.parametrize("case", cells(CASES, of=8))
 def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
     """And starts anew, for the checks after it; the other matrix is not affected."""
     policy, method = CASES[case]

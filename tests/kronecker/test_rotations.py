@@ -176,7 +176,7 @@ def _step(direction: Any) -> Any:
     return jax.jit(direction.update)
 
 
-@pytest.mark.parametrize(("policy", "field", "place", "factor"), DAMAGED)
+@pytest.mark.parametrize(("policy", "field", "place", "factor"), cells(DAMAGED, of=2))
 def test_what_is_damaged_starts_anew_and_heals(
     policy: Any, field: str, place: Any, factor: float
 ) -> None:
@@ -317,7 +317,7 @@ def _assert_averages(name: str, gradients: np.ndarray, factors: list[Any]) -> No
             assert np.abs(rounds[t] - exact).max() <= (2e-5 + defect) * np.linalg.norm(exact, 2)
 
 
-@pytest.mark.parametrize("name", cells(FIRST, of=2))
+@pytest.mark.parametrize("name", cells(FIRST, of=4))
 def test_statistics_are_averages_after_a_hard_beginning_and_of_low_rank(name: str) -> None:
     """Also where a range changes, and a null space becomes a part of it."""
     cases: list[Any] = [(first, None, STAYS) for first in BEGIN]
@@ -342,7 +342,7 @@ IN_FEW_BITS = {  # with the largest defect of a basis, and error of an average
 
 @pytest.mark.parametrize(
     ("name", "stored"),
-    cells([x for x in FIRST if x not in ("kl_shampoo", "asgo")], IN_FEW_BITS, of=6),
+    cells([x for x in FIRST if x not in ("kl_shampoo", "asgo")], IN_FEW_BITS, of=12),
 )
 def test_statistics_in_few_bits_are_averages(name: str, stored: str) -> None:
     """Of full rank, and of a range that changes once; on one side where there is a choice."""

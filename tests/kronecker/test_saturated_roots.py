@@ -32,7 +32,7 @@ SHAPES = [("wide", "row"), ("tall", "square")]
 
 
 @pytest.mark.parametrize(
-    ("name", "side", "shapes"), cells(STEPS, ["left", "right"], SHAPES, of=6), ids=str
+    ("name", "side", "shapes"), cells(STEPS, ["left", "right"], SHAPES, of=12), ids=str
 )
 def test_muon_behind_a_saturated_root_follows_the_transcription(
     name: str, side: str, shapes: tuple[str, ...]

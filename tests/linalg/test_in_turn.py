@@ -14,6 +14,7 @@ import curvax
 from curvax.transforms._side import Side
 from curvax.transforms.linalg import _by_products, _loops, _polar, _products
 from curvax.transforms.refresh import _due
+from tests.cells import cells
 from tests.helpers import assert_close, normal_like
 from tests.shared.programs import text_for
 from tests.tpu_forms import loops_of
@@ -45,7 +46,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "device_count", lambda: 1)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", cells(FUNCTIONS, of=2))
 def test_tpus_have_loops_that_are_products_of_stacks(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

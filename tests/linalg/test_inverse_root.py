@@ -31,7 +31,7 @@ SOLVERS = [
 ITERATIONS = [row for row in SOLVERS if row[0] != "eigh"]
 SOME = cells(SOLVERS, of=3)  # in float64, and with relative damping
 PRECISIONS = {"float32": (1.0, 1e1, 1e2, 1e3, 1e4), "float64": (1.0, 1e4, 1e8, 1e12)}
-DAMPED = cells((1, 2, 3, 4, 8), ("absolute", "relative", "floor", "outside"), of=3)
+DAMPED = cells((1, 2, 3, 4, 8), ("absolute", "relative", "floor", "outside"), of=6)
 
 
 def _positive(condition: float, dtype: str, order: int = N) -> np.ndarray:

@@ -112,8 +112,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "platform"), cells(FUNCTIONS, PLATFORMS, of=2))
 def test_derivatives_are_those_of_differences(name: str, platform: str) -> None:
     """In reverse mode, of one matrix and of a stack."""
     random = np.random.default_rng(0)

@@ -59,7 +59,7 @@ def loops(name: str, view: optax.GradientTransformation | None = None) -> int:
     )
 
 
-@pytest.mark.parametrize("name", cells(DIRECTIONS, of=6))
+@pytest.mark.parametrize("name", cells(DIRECTIONS, of=12))
 def test_the_numbers_and_the_state_are_those_of_whole_stacks(name, monkeypatch) -> None:
     """Seven matrices in three chunks of two, five in two, and a rest of one."""
     whole, state = run_scanned(view_of(name), gradients())

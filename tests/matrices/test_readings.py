@@ -11,6 +11,7 @@ import pytest
 import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms.matrices._form import matrix_forms
+from tests.cells import cells
 from tests.shared.rules import Row, abstract, offered, rows, treated
 
 
@@ -172,8 +173,9 @@ SHAPES_OF_ALL_RANKS += [(2, 2, 2, 2), (2, 3, 4, 5, 6), (2, 2, 2, 2, 2, 2)]
 LAYER_NAMES = ("mlp", "conv", "query", "key", "out", "embed", "norm", "lm_head")
 
 
-@pytest.mark.parametrize("kernel", ["kernel", "weight", "w", "foo"])
-@pytest.mark.parametrize("matrices", [None, "all"])
+@pytest.mark.parametrize(
+    ("kernel", "matrices"), cells(["kernel", "weight", "w", "foo"], [None, "all"], of=2)
+)
 def test_every_shape_is_treated_or_refused(kernel: str, matrices: str | None) -> None:
     """All axes that the rule takes or offers exist, and what it offers can be taken."""
     for layer, shape in itertools.product(LAYER_NAMES, SHAPES_OF_ALL_RANKS):

@@ -118,7 +118,7 @@ def step_of_dict(method: str) -> Any:
     return computations(step, *tree_gradient())
 
 
-@pytest.mark.parametrize(("method", "tree"), cells(METHODS, list(TREES)[1:], of=5))
+@pytest.mark.parametrize(("method", "tree"), cells(METHODS, list(TREES)[1:], of=10))
 def test_every_kind_of_tree(method: str, tree: str) -> None:
     """The same is computed, in whatever order."""
     assert computations(first_step(method, tree), *tree_gradient()) == step_of_dict(method)

@@ -34,7 +34,7 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
 directions = [  # whose tests share compiled programs, so they run in one worker
     pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS
 ]
-some_directions = pytest.mark.parametrize("direction", cells(directions, of=3))
+some_directions = pytest.mark.parametrize("direction", cells(directions, of=6))
 
 
 def conditioned_gradients(

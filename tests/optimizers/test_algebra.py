@@ -112,7 +112,7 @@ SAMPLE = [  # of each method
     for method in dict.fromkeys(cell.method for cell in ALL)
     for cell in cells((cell for cell in ALL if cell.method == method), of=20)
 ]
-COMPARED = cells(ALL, of=100)
+COMPARED = cells(ALL, of=150)
 
 
 # What they run on.

@@ -55,7 +55,7 @@ def restarts(state: Any) -> int:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@each(cells(CELLS, of=60))
+@each(cells(CELLS, of=120))
 def test_a_damaged_state_heals(cell: Cell, value: float) -> None:
     """At most one update is zero; no other matrix, in the same stack or not, notices."""
     optimizer, run, state, gradients = given(cell)

@@ -59,7 +59,7 @@ def stepped(transform: Any, params: Any, gradients: Any, updates: Any, given: An
 @pytest.mark.usefixtures("optax_corrects_nothing")
 @pytest.mark.parametrize("gradients", ["bfloat16", "float32"])
 @pytest.mark.parametrize("params", ["bfloat16", "float32"])
-@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
 def test_dtypes_are_stable(row: Row, params: str, gradients: str) -> None:
     """Updates have the wider dtype of gradients and parameters, directions that of gradients; the
     state, whose statistics are float32, keeps its own."""
@@ -89,7 +89,7 @@ PARTS: dict[str, Callable[[], optax.GradientTransformation]] = {
 
 
 @pytest.mark.usefixtures("optax_corrects_nothing")
-@pytest.mark.parametrize("name", cells(PARTS, of=3))
+@pytest.mark.parametrize("name", cells(PARTS, of=6))
 def test_parts_are_strict_too(name: str) -> None:
     for dtype in ("bfloat16", "float32"):
         params = {"kernel": np.zeros((2, 128, 128), dtype), "bias": np.zeros(128, dtype)}
@@ -118,7 +118,7 @@ ROUNDED: dict[str, tuple[Any, float]] = {  # and how many units they may differ 
 }
 
 
-@pytest.mark.parametrize("name", cells(ROUNDED, of=4))
+@pytest.mark.parametrize("name", cells(ROUNDED, of=8))
 def test_updates_in_float16_are_those_of_float32_rounded(name: str) -> None:
     make, units = ROUNDED[name]
     random, shapes = np.random.default_rng(0), {"kernel": (4, 6), "bias": (6,)}

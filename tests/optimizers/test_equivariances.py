@@ -113,7 +113,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", cells(CASES, of=8))
+@pytest.mark.parametrize("name", cells(CASES, of=16))
 def test_directions_commute_with(name: str) -> None:
     """And not with other moves, where much more than rounding tells them apart."""
     case = CASES[name]

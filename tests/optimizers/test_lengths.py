@@ -155,8 +155,8 @@ STORAGES = {
     "Cholesky": curvax.cholesky(min_elements=1, error_feedback=0.95),
 }
 ODD = ((1, 5), (5, 1), (1, 1), (7, 13), (13, 7), (6, 6), (8, 12))
-CODED = cells([row for row in REGISTRY if row.factors], list(STORAGES)[1:], of=14)
-BOUNDED = [(row, shape, "32 bits") for row, shape in cells(REGISTRY, ODD, of=20)]
+CODED = cells([row for row in REGISTRY if row.factors], list(STORAGES)[1:], of=28)
+BOUNDED = [(row, shape, "32 bits") for row, shape in cells(REGISTRY, ODD, of=40)]
 BOUNDED += [(row, (8, 12), storage) for row, storage in CODED]
 
 
@@ -298,7 +298,7 @@ def root_mean_squares(transformation: Any) -> dict[str, float]:
     return dict(zip(given, map(float, largest), strict=True))
 
 
-@pytest.mark.parametrize("name", cells(LIMITED, of=3))
+@pytest.mark.parametrize("name", cells(LIMITED, of=6))
 def test_limits_keep_their_bounds_and_what_has_none_does_not(name: str) -> None:
     """Where it does, the limit changes nothing."""
     case = LIMITED[name]

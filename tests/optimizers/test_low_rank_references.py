@@ -227,7 +227,7 @@ CASES |= {f"SUMO, {variant}": sumo_of(variant) for variant in SUMO}
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), cells(((name, x) for name in CASES for x in CASES[name].gradients), of=18)
+    ("name", "shape"), cells(((name, x) for name in CASES for x in CASES[name].gradients), of=36)
 )
 def test_directions_follow_the_transcription(name: str, shape: str) -> None:
     assert_follows(CASES[name]._replace(gradients={shape: GRADIENTS[shape]}))

@@ -233,7 +233,7 @@ CELLS = [(name, "float64") for name in CASES if "RACS, " not in name or name.end
 CELLS += [(name, "float32") for name in IN_FLOAT32]
 
 
-@pytest.mark.parametrize(("name", "dtype"), cells(CELLS, of=10))
+@pytest.mark.parametrize(("name", "dtype"), cells(CELLS, of=20))
 def test_directions_follow_the_transcription(name: str, dtype: str) -> None:
     least = IN_FLOAT32[name] if dtype == "float32" else None
     assert_follows(CASES[name]._replace(dtype=dtype), least)

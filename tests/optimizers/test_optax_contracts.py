@@ -105,7 +105,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize(("row", "name"), cells(PLAIN, INSIDE, of=len(PLAIN)))
+@pytest.mark.parametrize(("row", "name"), cells(PLAIN, INSIDE, of=2 * len(PLAIN)))
 def test_inside_another_transformation_updates_are_the_plain_ones(row: Row, name: str) -> None:
     case, params = INSIDE[name], small_tree()
     gradients = gradients_like(params, 3)

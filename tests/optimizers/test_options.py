@@ -154,7 +154,7 @@ def of_direction(row: Row) -> Callable[..., Any]:
     return lambda **settings: curvax.assemble(row.direction(**settings), 0.1)
 
 
-@pytest.mark.parametrize("row", cells(METHODS, of=12), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", cells(METHODS, of=17), ids=lambda row: row.name)
 def test_every_argument_of_a_method_changes_something(row: Row) -> None:
     own = [name for name in inspect.signature(row.optimizer).parameters if name not in SHARED]
     assert not without_effect(row.optimizer, of_method(row), own)
@@ -163,7 +163,7 @@ def test_every_argument_of_a_method_changes_something(row: Row) -> None:
 
 
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("row", cells(REGISTRY, of=12))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_every_shared_argument_changes_something(row: Row, name: str) -> None:
     if row in METHODS:
         assert not without_effect(row.optimizer, of_method(row), [name], **SHARED)
@@ -248,7 +248,7 @@ REFUSES = {"in_subspace": {"clamp_rank"}}
 """Arguments that only refuse: without it, ranks that are too large."""
 
 
-@pytest.mark.parametrize("name", cells((x for x in PARTS if x not in NO_PARTS), of=5))
+@pytest.mark.parametrize("name", cells((x for x in PARTS if x not in NO_PARTS), of=10))
 def test_every_argument_of_a_part_changes_something(name: str) -> None:
     factory = operator.attrgetter(name)(curvax)
     parameters = inspect.signature(factory).parameters

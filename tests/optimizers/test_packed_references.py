@@ -329,7 +329,7 @@ def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> floa
     return float(np.prod(norms) / np.linalg.norm(state["G_hat"]))
 
 
-@pytest.mark.parametrize(("method", "bits", "shape"), cells(METHODS, BITS, SHAPES, of=36))
+@pytest.mark.parametrize(("method", "bits", "shape"), cells(METHODS, BITS, SHAPES, of=72))
 def test_trajectories_follow_the_formulas(method, bits, shape):
     _assert_same_trajectory(method, bits, shape)
     with pytest.raises(AssertionError):  # the negative control

@@ -37,12 +37,12 @@ def _made(name: str) -> Any:
     return run.optimizer(steps=run.steps or 100, learning_rate=run.learning_rate or 1e-3)
 
 
-@pytest.mark.parametrize("name", cells(RUNS, of=5))
+@pytest.mark.parametrize("name", cells(RUNS, of=10))
 def test_every_run_gives_an_optimizer(name: str) -> None:
     assert jax.eval_shape(_made(name).init, PARAMS)
 
 
-@pytest.mark.parametrize("method", cells(OF_METHODS, of=16))
+@pytest.mark.parametrize("method", cells(OF_METHODS, of=32))
 def test_every_method_takes_a_step(method: str) -> None:
     """Of the two that start in a warm-up, the second step moves."""
     optimizer = _made(OF_METHODS[method])

@@ -295,7 +295,7 @@ IDENTITIES["APOLLO-Mini of one column is APOLLO"] = Identity(
 )
 
 
-@pytest.mark.parametrize("name", cells(IDENTITIES, of=8))
+@pytest.mark.parametrize("name", cells(IDENTITIES, of=16))
 def test_directions_are_the_same(name: str) -> None:
     case = IDENTITIES[name]
     run = functools.partial(directions, gradients=case.gradients, dtype=case.dtype)

@@ -373,7 +373,7 @@ def test_methods_follow_the_reference_of_their_row(row: Row) -> None:
     assert_follows(case(row.make_direction(), row.reference, GRADIENTS, row.growth))
 
 
-@pytest.mark.parametrize("name", cells(CASES, of=3))
+@pytest.mark.parametrize("name", cells(CASES, of=5))
 def test_directions_follow_the_transcription(name: str) -> None:
     assert_follows(CASES[name])
 
@@ -508,7 +508,7 @@ def over_gap(factor: np.ndarray) -> float:
 TOLERANCE = 0.005
 
 
-@pytest.mark.parametrize(("method", "kind"), cells(["eigh", "qr"], ["graded", "growing"], of=2))
+@pytest.mark.parametrize(("method", "kind"), cells(["eigh", "qr"], ["graded", "growing"], of=4))
 def test_soap_with_warm_qr_is_eigenvalue_corrected_shampoo(method: str, kind: str) -> None:
     """Bases are renewed where the criterion fails, by as many steps as it takes: in some steps and
     not in others. From dense gradients a renewal takes several steps of QR."""

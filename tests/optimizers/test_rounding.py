@@ -47,8 +47,8 @@ METHODS: dict[str, Any] = {
     "fira": functools.partial(curvax.scale_by_fira, rank=8),
 }
 ON_ONE_SIDE = ("galore", "fira")  # Adam's signs mix the other side
-CASES = [(method, SHAPES[0]) for method in cells(METHODS, of=7)]
-CASES += cells(METHODS, SHAPES[1:], of=13)
+CASES = [(method, SHAPES[0]) for method in cells(METHODS, of=14)]
+CASES += cells(METHODS, SHAPES[1:], of=26)
 
 
 def of_rank(rank: int, m: int, n: int) -> np.ndarray:

@@ -28,7 +28,7 @@ def scheduled(row: Row) -> dict[str, Any]:
     return own
 
 
-SCHEDULED = cells(REGISTRY, of=9)
+SCHEDULED = cells(REGISTRY, of=17)
 
 
 @pytest.mark.parametrize("row", SCHEDULED)

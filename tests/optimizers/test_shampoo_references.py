@@ -269,7 +269,7 @@ WAYS = [("float64", *both) for both in PERIODS_AND_ROOTS]
 WAYS += [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]]
 
 
-@pytest.mark.parametrize(("name", "way"), cells(METHODS, WAYS, of=4 * len(WAYS)))
+@pytest.mark.parametrize(("name", "way"), cells(METHODS, WAYS, of=6 * len(WAYS)))
 def test_directions_follow_the_transcription(name: str, way: tuple[str, int, int]) -> None:
     dtype, period, root = ("float64", 1, 4) if name == "original" else way
     case = case_of(name, dtype, period, root)

@@ -99,7 +99,7 @@ def test_a_gradient_whose_squares_overflow_is_a_spike(before: int, unit: str) ->
     assert int(np.sum(states[-1].counts.of("spikes"))) == 1
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=12))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_each_method_skips_the_spike_of_one_parameter(row: Row) -> None:
     """Around the full optimizer: the struck one stands still, others move as without the spike."""
     optimizer = curvax.skip_spikes(row.make(weight_dimension_numbers=SPEC), warmup_steps=3)

@@ -159,7 +159,7 @@ def _compiled_step(name, layout, number) -> Any:
 
 MANY = [  # whose compiled steps two tests share
     (name, *layout)
-    for name, layout in cells(["every", "FOAM"], [("stacked", 32), ("unstacked", 8)], of=3)
+    for name, layout in cells(["every", "FOAM"], [("stacked", 32), ("unstacked", 8)], of=4)
 ]
 
 

@@ -148,9 +148,9 @@ VISITED = {
 }
 """Of which all matrices are decoded at every step."""
 
-VISITS = cells([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=8)
-VISITS += cells([("REFRESHED", name, 6) for name in IN_GROUPS], of=4)
-VISITS += cells([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
+VISITS = cells([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=16)
+VISITS += cells([("REFRESHED", name, 6) for name in IN_GROUPS], of=8)
+VISITS += cells([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=10)
 
 
 @pytest.mark.parametrize(("loop", "name", "most"), VISITS)
@@ -194,7 +194,7 @@ def test_matrices_visited_at_once_are_those_one_by_one(
     assert_close(*counts, factor=0)
 
 
-@pytest.mark.parametrize("name", cells([*TRANSFORMATIONS, *CHOOSING], of=3))
+@pytest.mark.parametrize("name", cells([*TRANSFORMATIONS, *CHOOSING], of=6))
 def test_loops_of_gpus_keep_states_by_rows(name: str) -> None:
     """XLA would transpose all that a loop may decompose, at every step."""
     for platform in ("cuda", "cpu", "tpu"):

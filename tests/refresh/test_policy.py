@@ -66,8 +66,8 @@ DUE = {
 FIXED = (*(name for name in DUE if name.startswith("every")), "a user's schedule")
 
 
-METHODS = [(name, None) for name in cells(POLICIES, of=4)]
-METHODS += [(name, curvax.eigenbases.stored_roots()) for name in cells(FIXED, of=3)]
+METHODS = [(name, None) for name in cells(POLICIES, of=8)]
+METHODS += [(name, curvax.eigenbases.stored_roots()) for name in cells(FIXED, of=6)]
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS)

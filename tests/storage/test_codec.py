@@ -36,7 +36,7 @@ CODECS = [(bits, map) for map in CODE_BOOKS for bits in BITS]
 BLOCK = 4
 EPS, TINY = 2.0**-23, 2.0**-126  # of float32
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
-every_codec = pytest.mark.parametrize(("bits", "map"), cells(CODECS, of=3))
+every_codec = pytest.mark.parametrize(("bits", "map"), cells(CODECS, of=6))
 
 
 @functools.cache

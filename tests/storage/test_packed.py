@@ -16,7 +16,7 @@ BITS = (4, 6, 8)
 ORDERS = (1, 2, 5, 66, 130)
 GAPS = {4: 56 / 225, 6: 248 / 3969, 8: 1016 / 65025}  # the largest between neighboring codes
 EPS32 = float(np.finfo(np.float32).eps)
-every_size = pytest.mark.parametrize(("bits", "order"), cells(BITS, ORDERS, of=6))
+every_size = pytest.mark.parametrize(("bits", "order"), cells(BITS, ORDERS, of=12))
 
 
 def storage_of(bits: int, block: int = 64):

@@ -38,8 +38,8 @@ SIZES = [(1, 16), (5, 64), (64, 64), (65, 16), (65, 64), (256, 16), (511, 64)]
 @pytest.mark.parametrize(
     ("mode", "size"),
     [
-        *cells(MODES, SIZES, of=2),
-        *((mode, (order, 16)) for mode, order in cells(PACKED, (1, 2, 5, 66, 130), of=6)),
+        *cells(MODES, SIZES, of=4),
+        *((mode, (order, 16)) for mode, order in cells(PACKED, (1, 2, 5, 66, 130), of=12)),
     ],
 )
 def test_forms_and_bytes_are_those_of_the_docstrings(mode, size):

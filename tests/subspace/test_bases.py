@@ -45,7 +45,7 @@ def _with_everything(finder):
     )
 
 
-@pytest.mark.parametrize(("finder", "shape"), cells(FINDERS, GRADIENTS, of=14))
+@pytest.mark.parametrize(("finder", "shape"), cells(FINDERS, GRADIENTS, of=28))
 def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(finder, shape):
     given = {shape: GRADIENTS[shape]}
     directions, states = trajectories(_with_everything(finder), given, "float32")
