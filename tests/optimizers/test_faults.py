@@ -54,7 +54,7 @@ PLACES = tuple(itertools.product(EXTENTS, MOMENTS, (1, 10)))
 FAULTS = tuple(Fault(value, *place) for value in VALUES for place in PLACES)
 # A first basis has columns of the identity: to them another row's 1e30 is 0.
 UNSEEN = [Fault(1e30, extent, "step 1", 1) for extent in EXTENTS]
-SAMPLE = cells(CELLS, of=40)
+SAMPLE = cells(CELLS, of=20)
 TRIED = cells(SAMPLE, FAULTS, of=5)
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 TRACES = itertools.count()
