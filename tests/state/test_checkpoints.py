@@ -157,6 +157,17 @@ SAME_SHAPES = {
         curvax.soap(0.1, storage=curvax.quantized(map=code, **TILES))
         for code in ("linear2", "linear")
     ],
+    "tiles": [
+        curvax.soap(0.1, storage=curvax.quantized(block=block, min_elements=1)) for block in (8, 16)
+    ],
+    "signs": [
+        curvax.quantize_state(optax.adam(0.1), unsigned=names, min_elements=1)
+        for names in ((), ("mu",))
+    ],
+    "momentum": [curvax.muon(0.1, accumulate=kind) for kind in ("sum", "ema")],
+    "neurons": [
+        curvax.assemble(curvax.normalize_neurons(side=side), 0.1) for side in ("left", "right")
+    ],
     "axes": [curvax.muon(0.1, weight_dimension_numbers=axes) for axes in BOTH_WAYS],
     "axes of blocks": [
         curvax.asgo(0.1, matrices=curvax.MatrixRule(block_size=4), weight_dimension_numbers=axes)

@@ -46,6 +46,15 @@ def test_tools_find_the_arrays_by_their_paths() -> None:
     assert again.keys() == state.keys()
 
 
+def test_gradients_may_be_wider_than_parameters() -> None:
+    """Moments of Optax's Adam then become wider in the first step."""
+    optimizer = curvax.flat_state(optax.adam(0.1))
+    narrow = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
+    (_, found, _), _ = run(optimizer, GRADIENTS, narrow)
+    (_, expected, _), _ = run(optax.adam(0.1), GRADIENTS, narrow)
+    assert_close(found, expected, factor=0)
+
+
 def test_an_nnx_optimizer_keeps_it() -> None:
     model = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
     gradients = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))

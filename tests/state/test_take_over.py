@@ -96,3 +96,43 @@ def test_a_wrapper_around_both_is_no_obstacle() -> None:
     for ours, given in (*wrappers, (optax.lookahead(muon, 5, 0.5), twice)):
         taken = curvax.take_over(ours, given, optax.MultiSteps(adam, 2).init(params))
         assert jax.tree.structure(taken) == jax.tree.structure(ours.init(given))
+
+
+def falling(step: Any) -> Any:
+    return jnp.where(step < 4, 0.1, 0.001)
+
+
+OF_SCHEDULES = {
+    "weight_decay": lambda: curvax.muon(falling, weight_decay=0.1),
+    "weights": lambda: curvax.muon(falling, weights=curvax.weights.decay(0.1)),
+    "injected": lambda: curvax.inject_hyperparams(curvax.muon)(falling, weight_decay=0.1),
+    "a decay rate": lambda: curvax.muon(falling, b1=falling),
+    "ahead": lambda: curvax.ema_nesterov(curvax.muon(falling), falling),
+    "average": lambda: curvax.primal_average(curvax.muon(falling), falling),
+    "blend": lambda: curvax.assemble(
+        curvax.blend(curvax.scale_by_muon(), curvax.scale_by_muon(), (falling, falling)), falling
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_SCHEDULES)
+def test_schedules_go_on_wherever_they_are(name: str) -> None:
+    """Four steps are over: each count of a schedule is 4, and the learning rate 0.001."""
+    optimizer = OF_SCHEDULES[name]()
+    params = {"kernel": PARAMS["dense"]["kernel"], "bias": PARAMS["dense"]["bias"]}
+    gradients = {"kernel": GRADIENTS[0]["dense"]["kernel"], "bias": GRADIENTS[0]["dense"]["bias"]}
+    adam = optax.adamw(1e-3)
+    _, (*_, old) = run(adam, [gradients] * 4, params)
+    state = curvax.take_over(optimizer, params, old)
+    counts = [x for x in jax.tree.leaves(state) if x.dtype == jnp.int32 and x.ndim == 0]
+    assert counts and all(int(x) == 4 for x in counts)
+    updates, _ = optimizer.update(gradients, state, params)
+    assert np.abs(updates["kernel"]).max() < 0.05
+
+
+def test_what_cannot_go_on_is_an_error() -> None:
+    muon, params = curvax.muon(0.1), PARAMS["head"]
+    old = optax.adamw(0.1).init(params)
+    for ours in (curvax.flat_state(muon), curvax.quantize_state(muon), optax.sgd(0.1)):
+        with pytest.raises(ValueError, match="^optimizer: its state has no moments that can go on"):
+            curvax.take_over(ours, params, old)

@@ -141,6 +141,15 @@ def test_wrappers_outside_are_looked_into_and_other_parameters_stay() -> None:
         assert_close(evaluated["vector"], params["vector"], 0)
 
 
+def test_averages_that_cannot_be_found_are_not_taken_for_the_parameters() -> None:
+    params = {"kernel": jnp.ones((64, 64))}
+    tail = curvax.tail_average(SGD, 1)
+    wrappers = curvax.flat_state(tail), curvax.quantize_state(tail), optax.flatten(tail)
+    for optimizer, reason in zip(wrappers, ("a flat one", "'kernel/codes'", "is no parameter")):  # noqa: B905
+        with pytest.raises(ValueError, match=f"^state.*{reason}"):
+            curvax.eval_params(optimizer.init(params), params)
+
+
 def test_injected_numbers_are_those_of_the_point_that_is_evaluated() -> None:
     inject = curvax.inject_hyperparams(curvax.ema_nesterov)
     _, expected = run(curvax.ema_nesterov(SGD, scheduled(BETAS), gamma=0.8))

@@ -19,15 +19,11 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import at_step, next_step
-from .._recording import record
+from .._recording import Meaning, record
 from .._validate import check_state_given, checked
 from ._weight_decay import mask_of, optional_decay
 
-
-class Accumulation(NamedTuple):
-    """The kind of a momentum, "ema" or "sum"; `init` records it."""
-
-    kind: str
+SUM = Meaning("momentum: a sum")
 
 
 class MomentumState(NamedTuple):
@@ -73,7 +69,8 @@ def momentum(
         raise ValueError("bias_correction=True needs accumulate='ema'; a sum has no bias.")
 
     def init(params: Any) -> MomentumState:
-        record(Accumulation(accumulate))
+        if accumulate == "sum":
+            record(SUM)
         return MomentumState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=dtype))
 
     def update(updates: Any, state: Any, params: Any = None):

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._recording import Meaning, record
 from .._side import side_of
 from .._stacks import each_array
 from .._validate import checked
@@ -54,6 +55,7 @@ def normalize_neurons(
 
     def init(p: Any) -> NeuronState:
         shape = (*p.shape[:-2], side_of(side, p).order(p))
+        record(Meaning(f"neurons: {side_of(side, p).value}"))
         return NeuronState(jnp.zeros(shape, np.promote_types(p.dtype, np.float32)))
 
     def update(x: Any, state: Any, params: Any = None):

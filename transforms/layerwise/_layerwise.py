@@ -140,7 +140,7 @@ def layerwise(
             i, dx, layer, returned = alone(step, (stacked, common, *inputs), changed)
             return (dx, states.replaced(stacked, i, layer)), returned
 
-        carry = _floating(jax.tree.map(jnp.asarray, dx)), (layers, per_layer)
+        carry = _cotangents(dx, output), (layers, per_layer)
         of_layers = jnp.arange(number), kept, inputs
         (dx, (updated, per_layer)), returned = jax.lax.scan(visit, carry, of_layers, reverse=True)
         return updated, states.combined(state, per_layer, returned), _with_floating(x, dx)
@@ -189,7 +189,7 @@ def _one_part(
             new = optax.apply_updates(layer, updates)
             return jax.lax.optimization_barrier((new, state, dx))
 
-        inputs = x, others, _floating(jax.tree.map(jnp.asarray, dx)), output
+        inputs = x, others, _cotangents(dx, output), output
         new, new_state, dx = alone(update_part, inputs, (layer, state, _floating(x)))
         return new, new_state, _with_floating(x, dx)
 
@@ -262,6 +262,12 @@ def _is_floating(x: Any) -> bool:
 
 def _floating(tree: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(tree) if _is_floating(x)]
+
+
+def _cotangents(dx: Any, output: Any) -> list[Any]:
+    """The gradient of the floating arrays of `output`, in their dtypes."""
+    arrays = _floating(jax.tree.map(jnp.asarray, dx))
+    return [x.astype(y.dtype) for x, y in zip(arrays, _floating(output), strict=True)]
 
 
 def _with_floating(tree: Any, floating: list[Any]) -> Any:

@@ -49,7 +49,8 @@ def flat_state(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         check_given(state, params)
-        whole = in_structure("state", jax.eval_shape(optimizer.init, params), state)
+        like = jax.eval_shape(optimizer.init, params)
+        whole = in_structure("state", like, state, dtypes=False)
         updates, whole = optimizer.update(updates, whole, params, **extra_args)
         return updates, named_leaves(whole).present()
 

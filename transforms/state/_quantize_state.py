@@ -18,6 +18,7 @@ import optax
 
 from .._carry import roles
 from .._counts import next_step
+from .._recording import Meaning, record
 from .._validate import as_transformation, check_predicate, check_state_given, checked
 from ..distribute._layout import is_divided
 from ..storage._codec import Codec, decode
@@ -77,6 +78,7 @@ def quantize_state(
     if where is not None:
         check_predicate("where", where)
     signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
+    unsigned_fields = "".join(f", unsigned {name}" for name in sorted(unsigned))
 
     def codec_of(path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:
         if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
@@ -91,6 +93,7 @@ def quantize_state(
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
+        record(Meaning(f"moments: {signed.describe()}{unsigned_fields}"))
         if next(nodes_in(plain, is_divided), None) is not None:
             raise ValueError(
                 "quantize_state: inner distributes its state over devices (mesh=), which codes "

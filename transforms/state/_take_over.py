@@ -14,15 +14,24 @@ import jax.numpy as jnp
 import optax
 
 from .._paths import named_leaves
-from ..directions._momentum import Accumulation, MomentumState
+from ..directions._blend import BlendState
+from ..directions._momentum import SUM, MomentumState
 from ..kronecker._eigenbasis import EigenbasisState
 from ..matrices._form import MatrixForm
 from ..matrices._view import MatrixViewState
 from ..subspace._subspace import SubspaceState
+from ..weights._averages import LookaheadState, PrimalAverageState
 from ._portable import joined_state, place_state
+from ._quantize_state import QuantizedState
 from ._traced import by_parameter, is_view, nodes_in, traced
 
-OURS = (MomentumState, optax.ScaleByAdamState, optax.ScaleByScheduleState)
+OURS = (MomentumState, optax.ScaleByAdamState)
+AROUND = (  # whose counts are those of schedules, with other states inside
+    optax.InjectStatefulHyperparamsState,
+    LookaheadState,
+    PrimalAverageState,
+    BlendState,
+)
 IN_A_BASIS = (EigenbasisState, SubspaceState)  # whose moments are in other coordinates
 
 
@@ -53,7 +62,7 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
       >>> updates, state = jax.jit(after.update)(params, state, params)
     """
     whole = traced(optimizer, params)
-    if Accumulation("sum") in whole.events:
+    if SUM in whole.events:
         raise ValueError(
             "optimizer: its momentum must be an average to take over another one, with "
             "accumulate='ema'; with 'sum' it means something else."
@@ -91,6 +100,11 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
     def continued(node: Any, form: MatrixForm | None) -> Any:
         if is_view(node):
             return MatrixViewState({n: over(x, whole.forms[n]) for n, x in node.inner.items()})
+        if is_schedule(node):
+            return node._replace(count=jnp.asarray(step, node.count.dtype))
+        if type(node) in AROUND:
+            inside = {x: over(y, form) for x, y in node._asdict().items() if x != "count"}
+            return node._replace(count=jnp.asarray(step, node.count.dtype), **inside)
         if type(node) not in OURS:
             return node
         trees = {x: getattr(node, x) for x in ("mu", "nu") if hasattr(node, x)}
@@ -99,11 +113,19 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
         new = {field: moments(field, tree, form) for field, tree in trees.items()}
         return node._replace(count=jnp.asarray(step, node.count.dtype), **new)
 
-    is_part = lambda node: is_view(node) or isinstance(node, (*OURS, *IN_A_BASIS))  # noqa: E731
+    is_schedule = lambda node: getattr(node, "_fields", None) == ("count",)  # noqa: E731
+    known = (*OURS, *AROUND, *IN_A_BASIS)
+    is_part = lambda node: is_view(node) or is_schedule(node) or isinstance(node, known)  # noqa: E731
 
     def over(tree: Any, form: MatrixForm | None = None) -> Any:
         """A state, or that of the parameter of a form, with the old moments and step."""
         return jax.tree.map(functools.partial(continued, form=form), tree, is_leaf=is_part)
 
-    portable = by_parameter(joined_state(whole, optimizer.init(params)))
-    return place_state(optimizer, params, over(portable))
+    fresh = optimizer.init(params)
+    in_codes = [*nodes_in(fresh, lambda node: isinstance(node, QuantizedState))]
+    if in_codes or not [*nodes_in(fresh, is_part)]:
+        raise ValueError(
+            "optimizer: its state has no moments that can go on: give the one inside flat_state, "
+            "whose update takes the result, or inside quantize_state, whose codes start anew."
+        )
+    return place_state(optimizer, params, over(by_parameter(joined_state(whole, fresh))))

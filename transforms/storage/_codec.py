@@ -139,7 +139,9 @@ class Codec:
         return np.asarray(self.integers(np.arange(2.0**self.bits))) / self.unit
 
     def describe(self) -> str:
-        return f"{self.bits} bits" + ("" if self.map == "linear2" else f" ({self.map})")
+        book = "" if self.map == "linear2" else f" ({self.map})"
+        tiles = "" if self.block == Codec.block else f", tiles of {self.block}"
+        return f"{self.bits} bits{book}{tiles}"
 
 
 class Coded(NamedTuple):

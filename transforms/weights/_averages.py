@@ -4,8 +4,10 @@ Parameters are where gradients are taken. `eval_params` computes what is evaluat
 state, as with `optax.contrib.schedule_free`.
 
 *Numerics.* States are in float32 at least, and what is added to a parameter has its dtype.
-Parameters in bfloat16 would lose the small changes of averages: put `master_weights` or another
-wrapper of theirs outside. *State*: one array for each parameter.
+Parameters in bfloat16 would lose the small changes of averages: put `master_weights` or
+`kahan_summation` outside. (With `stochastic_rounding` the average of `primal_average`, which is
+computed from the rounded parameters, keeps the error of every step.) *State*: one array for each
+parameter.
 """
 
 from typing import Any, NamedTuple
@@ -71,10 +73,15 @@ def eval_params(state: Any, params: Any) -> Any:
 
     Args:
       state: the optimizer's state; of an `nnx.Optimizer` its `opt_state`.
-      params: the parameters after the update that returned `state`.
+      params: the parameters after the update that returned `state`; of `int8_weights` decoded, by
+        `from_int8`.
 
     Returns:
       A tree like `params`.
+
+    Raises:
+      ValueError: if the averages are in codes or under other names, as in `quantize_state`,
+        `optax.flatten` or `flat_state`; of the last give `place_state(inner, params, state)`.
 
     Example:
       >>> import curvax, jax.numpy as jnp, optax
@@ -86,12 +93,24 @@ def eval_params(state: Any, params: Any) -> Any:
       >>> weights.tolist(), curvax.eval_params(state, weights).tolist()
       ([2.5], [3.0])
     """
+    if isinstance(state, dict) and jax.tree_util.all_leaves(state.values()):
+        raise ValueError(
+            "state: a flat one does not say which arrays are averages; give that of the optimizer "
+            "inside flat_state, place_state(inner, params, state)."
+        )
     known = lambda node: type(node) in OF_STATES  # noqa: E731
     for node in filter(known, jax.tree.leaves(state, is_leaf=known)):
         field, evaluated = OF_STATES[type(node)]
         # By path, because a mask leaves parameters out, and NNX has boxes of its own for states.
         named, stored = named_leaves(params), named_leaves(getattr(node, field)).present()
         weights = named.present()
+        unknown = [name for name in stored if name not in weights]
+        if unknown:
+            raise ValueError(
+                f"state has an average of {unknown[0]!r}, which is no parameter: averages in codes "
+                "or under other names cannot be evaluated (quantize_state or optax.flatten around "
+                "them, or parameters in codes, which from_int8 decodes)."
+            )
         averaged = {name: x for name, x in weights.items() if name in stored}
         new = evaluated(node._replace(**{field: stored}), averaged)
         params = named.rebuild(weights | new)
@@ -241,7 +260,7 @@ def tail_average(
     :math:`E` is kept. `eval_params` gives the last expression; until the start it is :math:`W_t`.
     Around `ema_nesterov` and the other wrappers :math:`W` is what these evaluate. To leave
     parameters out, put `optax.masked(curvax.tail_average(optax.identity(), start), mask)` behind
-    the optimizer in a chain.
+    the optimizer in a chain; there W are the parameters.
 
     Args:
       inner: the whole optimizer.
@@ -281,7 +300,8 @@ def tail_average(
 
         def averaged(w: jax.Array, e: jax.Array) -> jax.Array:
             w = w.astype(e.dtype)
-            return jnp.where(count <= start, w, e + jnp.where(running, (w - e) / tau, 0))
+            new = jnp.where(count <= start, w, e + jnp.where(running, (w - e) / tau, 0))
+            return new.astype(e.dtype)
 
         average = jax.tree.map(averaged, eval_params(inner_state, moved), state.average)
         mixed = jnp.asarray(share, float)
