@@ -97,8 +97,8 @@ def muon(
 
     Args:
       learning_rate: a number or a schedule.
-      b1: decay rate of the momentum: a number, or a schedule, as every `b1`, `b2` and `b3` of this
-        package may be. (A schedule has a count in the state.)
+      b1: decay rate of the momentum: a number, or a schedule, as every `b1`, `b2` and `b3` of a
+        method may be. (A schedule has a count in the state.)
       nesterov: whether to use Nesterov momentum, as in the formula.
       accumulate: "ema" (the average of the formula) or "sum" (`b1 M + G`, and with Nesterov that
         once more).

@@ -55,7 +55,9 @@ def scale_by_shampoo(
     policy = as_policy(refresh, offset=0, first=False)  # Li et al., Alg. 2, line 9
     if statistics_every is None:
         schedule = policy.schedule
-        period: int = 1 if isinstance(schedule.first, str) else schedule.period
+        # Roots between statistics, as at step 1, would be those of damping alone.
+        between = schedule.first or schedule.stagger or schedule.offset % schedule.period
+        period: int = 1 if between else schedule.period
         statistics_every = period // 5 if period >= 500 else period  # section C.3
     start = 0.0 if bias_correction and statistics != "kl" else eps
     preconditioned = precondition(
@@ -151,7 +153,8 @@ def shampoo(
       refresh: period or policy of the roots.
       statistics_every: T1, steps between updates of the statistics; `None` is the period T2 of the
         roots, or a fifth of it from 500 on, as in the paper: 100 of 500, 200 of 1000, 200 of 200;
-        and 1 with `every(T2, first="doubling")` or "growing", whose first roots need statistics.
+        and 1 with `every(T2)`, staggered or with another `first` or `offset`, whose roots of the
+        first steps need statistics.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own),
         "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4, or see
         `precondition` for "kl"), or `grafts.adam(b1=0.9)`.

@@ -124,6 +124,15 @@ def test_statistics_every_and_warm_up(method):
         assert other.checks[3] == 0 < one.checks[3]
 
 
+@pytest.mark.parametrize("where", [{}, {"offset": 1}, {"stagger": True}], ids=str)
+def test_roots_of_the_first_steps_have_statistics(where):
+    """Those of the start, `εI`, would make a direction a thousand times as long as its gradient."""
+    g = quiet_gradients({"w": (5, 4)})["w"][0]
+    direction = curvax.scale_by_shampoo(refresh=curvax.every(100, **where), graft=None)
+    found, _ = direction.update(g, direction.init(g))
+    assert np.linalg.norm(found) <= (4 / (1 - 0.95)) ** 0.5
+
+
 def folded(jaxpr: Any, inputs: list[bool]) -> set[str]:
     """What reads matrices that depend on no input: XLA computes it while it compiles."""
     found: set[str] = set()

@@ -45,6 +45,20 @@ def test_scaling_the_gradients_does_not_change_the_direction_of_kl_shampoo(name)
     assert_close(scaled[1:], plain[1:], 64, condition=condition)
 
 
+@pytest.mark.parametrize("name", ["kl_shampoo", "roots"])
+def test_a_pause_leaves_statistics_and_lengths_as_they_were(name: str) -> None:
+    """A thousand decays of both sides would make the first statistics after them 1e45 too large."""
+    zeros = [np.zeros((5, 5))] * 1000
+    with jax.enable_x64(True):
+        found, states = soap_trajectory(DIRECTIONS[name], [*SQUARE, *zeros, *SQUARE])
+    for factor in (states.left, states.right):
+        statistic = statistic_of(factor)
+        assert_close(statistic[-STEPS - 1], statistic[STEPS - 1], 64)
+        assert not np.allclose(statistic[STEPS - 2], statistic[STEPS - 1], rtol=1e-3)
+    after, before = (np.linalg.norm(found[i]) for i in (-1, STEPS - 1))
+    assert 0.1 * before < after < 10 * before
+
+
 def test_after_one_step_kl_shampoo_is_precondition_with_whitened_statistics():
     eigen = curvax.scale_by_kl_shampoo(b1=0.0, b2=0.9)
     with jax.enable_x64(True):

@@ -210,9 +210,11 @@ class SideRule(abc.ABC):
                 diagonal, new = (self.b2 * a + (1 - self.b2) * b for a, b in pairs)
             # A running average would keep a NaN forever, so the old statistic stays if the new one
             # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
-            finite = jnp.isfinite(diagonal).all(axis=(-2, -1))
-            kept = jnp.where(finite[..., None, None], new, old)
-            return where_entries(finite, self.statistics.encode_factor(kept, stored), stored)
+            good = jnp.isfinite(diagonal).all(axis=(-2, -1))
+            if start is not None:  # of whitened gradients, see `_whitened.py`
+                good &= jnp.any(s != 0, axis=(-2, -1))
+            kept = jnp.where(good[..., None, None], new, old)
+            return where_entries(good, self.statistics.encode_factor(kept, stored), stored)
 
         def averaged(side: Side, factor: Factor, s: jax.Array) -> Factor:
             visit, numbers = functools.partial(accumulate, side), self.numbers(s, [side])

@@ -15,7 +15,9 @@ $$\lambda_i \leftarrow b \lambda_i + \frac{1-b}{n} \sum_j (U_L^\top G\, U_R)_{ij
 0.1. The default here is the mean square of the first gradient (its root, with two sides), so that
 directions do not depend on the gradient's scale. A side without an inverse root counts as such a
 multiple, and a side that is not preconditioned as the identity. Eigenvalues that are not finite
-start anew at the next step, because those of one side make the other's (`restarted`).
+start anew at the next step, because those of one side make the other's (`restarted`). A gradient
+of zeros changes nothing: if both sides decayed in a pause, the inverses of both would be too large
+for the first gradient after it, and both statistics then for as many steps as the pause had.
 
 *Bound.* With roots of this step's statistics, $\|D\|_2 \le \sqrt{\min(m, n) / (b (1-b))}$: a
 statistic contains its gradient, whitened by inverses that shrink by $b$ at most. From eigenvalues
@@ -105,8 +107,8 @@ class WhitenedRule(BasisRule):
             mean = jnp.mean(x**2 * other**2, axis=side.other_axis)  # of λ and μ above
             new = self.b2 * factor.spectrum + (1 - self.b2) * mean
             # As with statistics: a gradient that is not finite leaves the average as it is.
-            finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
-            spectrum = jnp.where(finite, new, factor.spectrum).astype(x.dtype)
+            kept = jnp.isfinite(new).all(axis=-1) & jnp.any(x != 0, axis=(-2, -1))
+            spectrum = jnp.where(kept[..., None], new, factor.spectrum).astype(x.dtype)
             return factor._replace(spectrum=spectrum)
 
         factors = each_side(sound, factors)

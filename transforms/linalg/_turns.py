@@ -15,11 +15,16 @@ T = I + f K + f^2 K^2 / 2 + f^3 K^3 / 8$$
 Newton's step, $K_{ij} = H_{ij} / \Delta$, makes $H_{ij}$ 0 to first order (the refinement of `Ogita
 and Aishima <https://doi.org/10.1007/s13160-018-0310-3>`_, 2018), but has no bound where eigenvalues
 are close, while the entry says little there: any basis of an eigenspace will do. $\tau$ makes the
-step small there, and $\nu$ where $\Delta$ is rounding noise. Without bounds on the angles' sum it
-diverges: rows $i$ are scaled to a length of at most 0.7, $K_{ij} \min(r_i, r_j)$ with
-$r_i = \min(1, 0.7 / \|K_i\|)$ taking the place of $K_{ij}$. Then $f = \min(1, 0.6 / \ell)$ with
-$\ell \approx \|K\|_2$, from four steps of power iteration with $K^2$ from the vector of the rows'
-lengths. $K$ is antisymmetric, so $T$ is a rotation up to $f^6 K^6 / 64$.
+step small there, and $\nu$ where $\Delta$ is rounding noise. But between equal diagonal entries, as
+those of gradients of signs, a large entry is no sign of close eigenvalues: where $\Delta^2 < c /
+100$ and $H_{ij}^2 > c$ with $c = \tau^2 h_i h_j + (\nu h_{max})^2$, $K_{ij}$ is Jacobi's angle
+$\frac\pi4 s\,\mathrm{sign}(H_{ij})$, with the sign $s$ of $\Delta$, or of $j - i$ if that is 0.
+
+Without bounds on the angles' sum it diverges: rows $i$ are scaled to a length of at most 0.7,
+$K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$ taking the place of $K_{ij}$. Then
+$f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$, from four steps of power iteration with $K^2$
+from the vector of the rows' lengths. $K$ is antisymmetric, so $T$ is a rotation up to $f^6 K^6 /
+64$.
 
 A rotation with $\ell < 0.3$ is the last: the rest is of order $\ell^2$, but for close eigenvalues,
 which matter little. Roots need $\ell < 0.1$, because what is left between a large eigenvalue and a
@@ -53,6 +58,7 @@ from ._qr import qr
 
 CLOSENESS = 0.3  # τ
 NOISE = 1e-7  # ν
+EQUAL = 0.1  # diagonal entries, in units of τ √(h_i h_j)
 LONGEST_ROW = 0.7  # of K
 LONGEST = 0.6  # the spectral norm of f K
 SHORT, SHORT_FOR_ROOTS = 0.3, 0.1  # rotations that end a refresh
@@ -181,8 +187,13 @@ def generator(h: jax.Array) -> jax.Array:
     d = jnp.maximum(diagonals(h), 0)
     apart = d[None, :] - d[:, None]
     noise = NOISE * jnp.max(d)
-    below = apart**2 + CLOSENESS**2 * d[None, :] * d[:, None] + noise**2
-    k = ratio(h * apart, below)  # K; with τ = ν = 0 the step of Ogita and Aishima
+    close = CLOSENESS**2 * d[None, :] * d[:, None] + noise**2
+    k = ratio(h * apart, apart**2 + close)  # K; with τ = ν = 0 the step of Ogita and Aishima
+    place = jnp.arange(len(h))
+    order = jnp.where(place[:, None] < place[None, :], 1, -1)
+    side = jnp.where(apart == 0, order, jnp.sign(apart))
+    large = (h**2 > close) & (apart**2 < EQUAL**2 * close)
+    k = jnp.where(large, jnp.pi / 4 * side * jnp.sign(h), k)
     k = (k - k.mT) / 2
     rows = safe_norm(k, axis=1)
     shrink = jnp.minimum(1, LONGEST_ROW / jnp.maximum(rows, LONGEST_ROW))  # r
