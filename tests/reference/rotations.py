@@ -9,6 +9,16 @@ where a test vector shows that U is crooked. Nothing is ever decomposed, at the 
 neither. M and v are both in the bases: M turns with a basis, v stays as it is. No bias correction,
 no eps.
 
+K has two cases. With h = max(0, diag(H)), gap_ij = h_j - h_i, tau = 0.3, nu = 1e-7 and s_ij the
+sign of gap_ij, for each pair i != j and c_ij = tau^2 h_i h_j + (nu max h)^2
+
+    K_ij = (pi / 4) s_ij sign(H_ij)   where gap_ij^2 < c_ij / 100 and H_ij^2 > c_ij,
+    K_ij = H_ij gap_ij / (gap_ij^2 + c_ij)   elsewhere,
+
+of which K takes the antisymmetric part, its rows then shortened to at most 0.7. The first case is
+there because a large entry between (nearly) equal diagonal entries is no sign of close eigenvalues:
+the pair is turned by Jacobi's angle, while the second formula would never turn it.
+
 Readings chosen:
 - Order of a step: X, statistics of both sides, refresh of the left side then the right (t = 1 and
   t mod period = 0), M and v with the turned X, D in the new bases.
@@ -16,6 +26,8 @@ Readings chosen:
   back by U, not by its inverse.
 - M and X turn by the product of all T of a refresh, pulls included. A pull is a round, and only the
   80th round can end a refresh with one.
+- Where gap_ij is 0, s_ij is +1 for i < j and -1 for i > j. Both conditions of the first case are
+  strict; a pair that meets one with equality has the second formula.
 - Where the estimated length of K is 0, f is 1, and the rotation is a short one.
 - A round with a K shorter than 0.3 is the last; for roots, one shorter than 0.1.
 - A side whose H is 0 is not refreshed. Before its first refresh every step tries again; after it,
@@ -46,8 +58,13 @@ def generator(H):
     """The antisymmetric K whose I + K nearly diagonalizes H, no row longer than 0.7."""
     h = np.maximum(np.diag(H), 0.0)
     gap = h[None, :] - h[:, None]
-    bottom = gap**2 + TAU**2 * np.outer(h, h) + (NU * np.max(h)) ** 2
+    floor = TAU**2 * np.outer(h, h) + (NU * np.max(h)) ** 2
+    bottom = gap**2 + floor
     K = np.divide(H * gap, bottom, out=np.zeros_like(H), where=bottom > 0)
+    i = np.arange(len(H))
+    sign = np.where(gap == 0, np.sign(i[None, :] - i[:, None]), np.sign(gap))  # 0 where i = j
+    large = (gap**2 < floor / 100) & (floor < H**2)
+    K = np.where(large, np.pi / 4 * sign * np.sign(H), K)
     K = (K - K.T) / 2
     rows = np.linalg.norm(K, axis=1)
     r = np.minimum(1.0, np.divide(0.7, rows, out=np.ones_like(rows), where=rows > 0))
