@@ -32,7 +32,8 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       - `arrays`: dtype and shape of every array of the portable state, by its path;
       - `matrices`: for each parameter that is a matrix, its axes and how it is cut into matrices;
       - `empty`: the paths of containers without arrays, such as that of a weight decay;
-      - `parts`: the meaning of arrays whose shapes do not tell it: refresh policies and codes;
+      - `parts`: the meaning of arrays whose shapes do not tell it: refresh policies, codes and
+        their tiles, momenta that are sums, sides of neurons;
       - `stacks`: the parameters whose matrices share an array in the state itself, in order.
 
       Only `stacks` depends on meshes and on `stack=`.

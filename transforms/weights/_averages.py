@@ -93,7 +93,7 @@ def eval_params(state: Any, params: Any) -> Any:
       >>> weights.tolist(), curvax.eval_params(state, weights).tolist()
       ([2.5], [3.0])
     """
-    if isinstance(state, dict) and jax.tree_util.all_leaves(state.values()):
+    if isinstance(state, dict) and state and jax.tree_util.all_leaves(state.values()):
         raise ValueError(
             "state: a flat one does not say which arrays are averages; give that of the optimizer "
             "inside flat_state, place_state(inner, params, state)."
@@ -196,6 +196,9 @@ def primal_average(
     with the step :math:`u_t` of the inner optimizer, which gets :math:`Z_t` for its parameters, so
     that :math:`Z` decays. The parameters are :math:`Y`, the state keeps :math:`Z`, and
     `eval_params` gives :math:`X`. With :math:`\mu_x = 1 - 1/(t+1)` this is Schedule-Free.
+
+    Around it for weights in bfloat16: `master_weights` or `kahan_summation`. With
+    `stochastic_rounding` :math:`X` keeps the rounding of every step.
 
     Args:
       inner: the whole optimizer, without momentum of its own.
