@@ -334,7 +334,8 @@ def test_a_failed_decomposition_of_any_step_poisons_nothing(cell: Cell) -> None:
     name = "cholesky" if cell in CODED else "svd" if cell.row.svd else str(cell.row.decomposes)
     run, clean = work.run(gradients, **{name: broken}), work.run(gradients)
     assert run.finite.all(), f"not finite at steps {np.flatnonzero(~run.finite) + 1}"
-    assert (run.updates["layers"][broken] != clean.updates["layers"][broken]).any()
+    if cell not in CODED:  # a statistic that stays shows at the next refresh, perhaps after the end
+        assert (run.updates["layers"][broken] != clean.updates["layers"][broken]).any()
     for _, side in run.sides if cell in CODED else ():
         stored = getattr(side.statistic, "correlation", side.statistic)
         # A step encodes a factor, and so does a refresh, in the new basis.
